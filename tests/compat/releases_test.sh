@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The wheels of two releases together: the engine and the tools of each with the daemon of the other, and both engines on one
-# daemon, where they share a prefix. Usage: releases_test.sh OLD NEW.whl
+# daemon, where they share a prefix. A daemon that is too old for the new engine is to be named by it. Usage: releases_test.sh OLD NEW.whl
 #
 #   OLD   a wheel, or a git revision, such as v0.1.0, whose wheel its own deploy/wheel.sh makes: it compiles all of it, in ten minutes
 #         on two cores
@@ -39,11 +39,18 @@ for name in old new; do
     --metrics-listen= --shutdown-grace=100ms >"$scratch/log" 2>&1 &
   daemon=$!
   "$scratch/$other/bin/kvpoolctl" health --wait=30s
-  same "first engine" "$("$scratch/$other/bin/python" "$root/client/examples/engine.py")" "0 of 64 blocks were cached"
-  same "second engine" "$("$scratch/$other/bin/python" "$root/client/examples/engine.py")" "64 of 64 blocks were cached"
-  same "engine of the daemon's release" "$("$scratch/$name/bin/python" "$root/client/examples/engine.py")" "64 of 64 blocks were cached"
   "$scratch/$other/bin/kvpoolctl" spaces
   "$scratch/$other/bin/kvpoolctl" status
+  first=$("$scratch/$other/bin/python" "$root/client/examples/engine.py" 2>&1) || true
+  # A daemon of 0.1.0 takes no Step stream in frames, and engines of today send no other: COMPATIBILITY.md.
+  if [ $name = old ] && [[ $first = *"upgrade the daemon first"* ]]; then
+    echo "the engine asks for a later daemon"
+    stop
+    continue
+  fi
+  same "first engine" "$first" "0 of 64 blocks were cached"
+  same "second engine" "$("$scratch/$other/bin/python" "$root/client/examples/engine.py")" "64 of 64 blocks were cached"
+  same "engine of the daemon's release" "$("$scratch/$name/bin/python" "$root/client/examples/engine.py")" "64 of 64 blocks were cached"
   "$scratch/$other/bin/kvpool-replay" --workload=conversation --seed=1 --engines=2 --requests=300 --kill-one-at=0.5
   stop
 done

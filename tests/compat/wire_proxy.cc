@@ -1,81 +1,63 @@
 #include "tests/compat/wire_proxy.h"
 
-#include <grpcpp/grpcpp.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
 #include <cstring>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "kvpool/v1/attach.pb.h"
-#include "kvpool/v1/engine.grpc.pb.h"
+#include "kvpool/v1/engine.pb.h"
 #include "proto/support/attach_socket.h"
 #include "proto/support/check.h"
+#include "proto/support/step_frames.h"
 #include "proto/support/unique_fd.h"
-#include "tests/process/raw_engine.h"
 #include "tests/support/daemon_process.h"
 
 namespace kvpool {
+namespace {
 
-class WireProxy::Rep final : public v1::Engine::Service {
- public:
-  Rep(const std::string& daemon_socket, Pass pass)
-      : daemon_socket_(daemon_socket),
-        pass_(std::move(pass)),
-        stub_(v1::Engine::NewStub(ConnectTo("unix:" + daemon_socket))) {
-    grpc::ServerBuilder builder;
-    builder.AddListeningPort("unix:" + socket_, grpc::InsecureServerCredentials());
-    builder.RegisterService(this);
-    server_ = builder.BuildAndStart();
-    KVPOOL_CHECK(server_ != nullptr, "no gRPC server on %s", socket_.c_str());
-    attach_ = UniqueFd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-    sockaddr_un address = {};
-    address.sun_family = AF_UNIX;
-    const std::string path = socket_ + kAttachSuffix;
-    KVPOOL_CHECK(path.size() < sizeof(address.sun_path), "%s is too long", path.c_str());
-    std::memcpy(address.sun_path, path.c_str(), path.size());
-    KVPOOL_CHECK(bind(attach_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 &&
-                     listen(attach_.get(), 16) == 0,
-                 "listening on %s failed", path.c_str());
-    acceptor_ = std::thread([this] { AcceptEngines(); });
+UniqueFd ListenOn(const std::string& path, int type) {
+  UniqueFd listener(::socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  KVPOOL_CHECK(path.size() < sizeof(address.sun_path), "%s is too long", path.c_str());
+  std::memcpy(address.sun_path, path.c_str(), path.size());
+  KVPOOL_CHECK(bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 &&
+                   listen(listener.get(), 16) == 0,
+               "listening on %s failed", path.c_str());
+  return listener;
+}
+
+short AwaitEvents(int socket, short events) {
+  pollfd polled = {.fd = socket, .events = events};
+  while (poll(&polled, 1, -1) < 0) {
   }
-  ~Rep() override {
+  return polled.revents;
+}
+
+}  // namespace
+
+class WireProxy::Rep {
+ public:
+  Rep(const std::string& daemon_socket, Pass pass) : daemon_socket_(daemon_socket), pass_(std::move(pass)) {
+    attach_acceptor_ = std::thread([this] { AcceptAttachments(); });
+    step_acceptor_ = std::thread([this] { AcceptStreams(); });
+  }
+  ~Rep() {
     shutdown(attach_.get(), SHUT_RDWR);
-    acceptor_.join();
+    shutdown(step_.get(), SHUT_RDWR);
+    attach_acceptor_.join();
+    step_acceptor_.join();
     for (std::thread& connection : connections_) connection.join();
-    server_->Shutdown();
   }
 
   const std::string& socket() const { return socket_; }
-
-  grpc::Status OpenSession(grpc::ServerContext*, const v1::OpenSession* request,
-                           v1::OpenSessionResult* result) override {
-    return Ask(&v1::Engine::Stub::OpenSession, *request, result);
-  }
-  grpc::Status AddMember(grpc::ServerContext*, const v1::AddMember* request,
-                         v1::AddMemberResult* result) override {
-    return Ask(&v1::Engine::Stub::AddMember, *request, result);
-  }
-  grpc::Status Step(grpc::ServerContext* context,
-                    grpc::ServerReaderWriter<v1::StepResponse, v1::StepRequest>* engine) override {
-    grpc::ClientContext call;
-    const auto daemon = stub_->Step(&call);
-    std::thread requests([&] {
-      v1::StepRequest request;
-      while (engine->Read(&request) && daemon->Write(Passed(&request))) {
-      }
-      call.TryCancel();  // The engine has hung up.
-    });
-    v1::StepResponse response;
-    while (daemon->Read(&response) && engine->Write(Passed(&response))) {
-    }
-    context->TryCancel();  // The daemon has, or both.
-    requests.join();
-    return daemon->Finish();
-  }
 
  private:
   template <typename Message>
@@ -84,50 +66,90 @@ class WireProxy::Rep final : public v1::Engine::Service {
     pass_(message);
     return *message;
   }
-  template <typename Request, typename Result>
-  grpc::Status Ask(grpc::Status (v1::Engine::Stub::*method)(grpc::ClientContext*, const Request&, Result*),
-                   Request request, Result* result) {
-    grpc::ClientContext call;
-    const grpc::Status status = (stub_.get()->*method)(&call, Passed(&request), result);
-    Passed(result);
-    return status;
+  // Copies both ways, each by a thread, until one end hangs up.
+  template <typename Up, typename Down>
+  void Connect(UniqueFd engine, UniqueFd daemon, Up up, Down down) {
+    std::lock_guard lock(connecting_);
+    connections_.emplace_back([=, engine = std::move(engine), daemon = std::move(daemon)] {
+      const auto copy = [&](int from, int to, auto copy_all) {
+        copy_all(from, to);
+        shutdown(from, SHUT_RDWR);
+        shutdown(to, SHUT_RDWR);
+      };
+      std::thread requests([&] { copy(engine.get(), daemon.get(), up); });
+      copy(daemon.get(), engine.get(), down);
+      requests.join();
+    });
   }
 
-  void AcceptEngines() {
+  void AcceptAttachments() {
     while (true) {
       UniqueFd engine(accept4(attach_.get(), nullptr, nullptr, SOCK_CLOEXEC));
       if (!engine.valid()) return;  // The listener was shut down.
       auto daemon = ConnectAttachSocket(daemon_socket_ + kAttachSuffix);
       if (!daemon.ok()) continue;
-      connections_.emplace_back([this, engine = std::move(engine), daemon = *std::move(daemon)] {
-        std::thread up([&] { Pump(engine.get(), daemon.get()); });
-        Pump(daemon.get(), engine.get());
-        up.join();
-      });
+      const auto copy = [this](int from, int to) { CopyAttachFrames(from, to); };
+      Connect(std::move(engine), *std::move(daemon), copy, copy);
     }
   }
-  void Pump(int from, int to) {
+  void AcceptStreams() {
+    while (true) {
+      UniqueFd engine(accept4(step_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      if (!engine.valid()) return;  // The listener was shut down.
+      std::string preface(kStepPreface.size(), '\0');
+      const ssize_t said = recv(engine.get(), preface.data(), preface.size(), MSG_WAITALL);
+      KVPOOL_CHECK(said == static_cast<ssize_t>(preface.size()) && preface == kStepPreface,
+                   "an engine began its stream with \"%s\"", preface.c_str());
+      auto daemon = ConnectStepSocket(daemon_socket_);
+      if (!daemon.ok()) continue;
+      Connect(
+          std::move(engine), *std::move(daemon),
+          [this](int from, int to) { CopyStepFrames<v1::StepRequest>(from, to, kMaxStepRequestBytes); },
+          [this](int from, int to) { CopyStepFrames<v1::StepResponse>(from, to, kMaxStepResponseBytes); });
+    }
+  }
+
+  void CopyAttachFrames(int from, int to) {
     while (true) {
       v1::AttachFrame frame;
       UniqueFd fd;
       const auto received = ReceiveFrame(from, &frame, &fd);
-      if (!received.ok() || *received != ReceiveOutcome::kFrame) break;
-      if (!SendFrame(to, Passed(&frame), fd.get()).ok()) break;
+      if (!received.ok() || *received != ReceiveOutcome::kFrame) return;
+      if (!SendFrame(to, Passed(&frame), fd.get()).ok()) return;
     }
-    shutdown(from, SHUT_RDWR);
-    shutdown(to, SHUT_RDWR);
+  }
+  template <typename Message>
+  void CopyStepFrames(int from, int to, size_t most_bytes) {
+    StepFrameReader reader(most_bytes);
+    StepFrameWriter writer;
+    while (true) {
+      auto read = reader.Next(from);
+      if (read == StepFrameReader::Outcome::kNoneYet) {
+        reader.OnReadable((AwaitEvents(from, POLLIN) & POLLHUP) != 0);
+        continue;
+      }
+      if (read != StepFrameReader::Outcome::kFrame) return;
+      Message message;
+      KVPOOL_CHECK(message.ParseFromString(std::string(reader.frame())), "a frame is not a %s",
+                   message.GetTypeName().c_str());
+      auto written = writer.Write(to, Passed(&message).SerializeAsString(), reader.is_end());
+      while (written == StepFrameWriter::Outcome::kPending) {
+        AwaitEvents(to, POLLOUT);
+        written = writer.Flush(to);
+      }
+      if (written == StepFrameWriter::Outcome::kBroken) return;
+    }
   }
 
   const std::string daemon_socket_;
   const Pass pass_;
-  std::mutex passing_;
-  const std::unique_ptr<v1::Engine::Stub> stub_;
+  std::mutex passing_, connecting_;
   const TemporaryDirectory directory_;
   const std::string socket_ = directory_.path() + "/proxy.sock";
-  std::unique_ptr<grpc::Server> server_;
-  UniqueFd attach_;
-  std::vector<std::thread> connections_;  // Touched by the acceptor until it has ended.
-  std::thread acceptor_;
+  const UniqueFd attach_ = ListenOn(socket_ + kAttachSuffix, SOCK_SEQPACKET);
+  const UniqueFd step_ = ListenOn(socket_, SOCK_STREAM);
+  std::vector<std::thread> connections_;  // Guarded by connecting_ until the acceptors have ended.
+  std::thread attach_acceptor_, step_acceptor_;
 };
 
 WireProxy::WireProxy(const std::string& daemon_socket, Pass pass)

@@ -1,0 +1,335 @@
+// The stream's thread and the openings before it, whose daemon is the test: it accepts, reads and answers by hand.
+#include "client/session/step_stream.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <future>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "proto/support/step_frames.h"
+
+namespace kvpool {
+namespace {
+
+using std::chrono::steady_clock;
+using ::testing::HasSubstr;
+
+std::string WordsOf(const absl::Status& status) { return std::string(status.message()); }
+
+class StepStreamTest : public ::testing::Test {
+ protected:
+  using Opened = absl::StatusOr<v1::OpenSessionResult>;
+
+  void SetUp() override {
+    sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = {}};
+    ASSERT_LT(path_.size(), sizeof(address.sun_path));
+    std::memcpy(address.sun_path, path_.data(), path_.size());
+    ASSERT_EQ(bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  }
+  void TearDown() override {
+    state_.End(absl::AbortedError("the test is over"));
+    stream_.Stop();
+    unlink(path_.c_str());
+  }
+
+  static steady_clock::time_point Late() { return steady_clock::now() + std::chrono::seconds(60); }
+  void Listen() { ASSERT_EQ(listen(listener_.get(), 4), 0); }
+  // ---- The daemon's side
+  void Accept() {
+    daemon_.Reset(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    std::string preface(kStepPreface.size(), '\0');
+    ASSERT_EQ(recv(daemon_.get(), preface.data(), preface.size(), MSG_WAITALL),
+              static_cast<ssize_t>(preface.size()));
+    EXPECT_EQ(preface, kStepPreface);
+    reader_ = std::make_unique<StepFrameReader>(kMaxStepRequestBytes);
+  }
+  v1::StepRequest Receive() {
+    v1::StepRequest request;
+    StepFrameReader::Outcome outcome;
+    while ((outcome = reader_->Next(daemon_.get())) == StepFrameReader::Outcome::kNoneYet) {
+      pollfd polled = {.fd = daemon_.get(), .events = POLLIN};
+      EXPECT_EQ(poll(&polled, 1, 60000), 1);
+      reader_->OnReadable((polled.revents & POLLHUP) != 0);
+    }
+    EXPECT_EQ(outcome, StepFrameReader::Outcome::kFrame);
+    if (outcome == StepFrameReader::Outcome::kFrame) {
+      EXPECT_TRUE(request.ParseFromString(std::string(reader_->frame())));
+    }
+    return request;
+  }
+  void SendBytes(std::string_view bytes, bool is_end = false) {
+    EXPECT_EQ(StepFrameWriter().Write(daemon_.get(), bytes, is_end), StepFrameWriter::Outcome::kSent);
+  }
+  void Answer(const v1::StepRequest& request) {
+    v1::StepResponse response;
+    response.set_sequence(request.sequence());
+    for (int i = 0; i < request.operations_size(); ++i) response.add_results();
+    SendBytes(response.SerializeAsString());
+  }
+  void End(absl::StatusCode code, const std::string& message) {
+    v1::StepResponse end;
+    end.set_code(static_cast<int>(code));
+    end.set_message(message);
+    SendBytes(end.SerializeAsString(), /*is_end=*/true);
+    daemon_.Reset();
+  }
+  void AnswerOpening() {
+    v1::StepResponse response;
+    response.add_results()->mutable_open_session()->set_member_token("token");
+    SendBytes(response.SerializeAsString());
+  }
+
+  // ---- The engine's side
+  std::future<Opened> Opening(steady_clock::time_point deadline = Late()) {
+    return std::async(std::launch::async, [this, deadline] {
+      v1::OpenSession request;
+      request.set_client_name("test");
+      return stream_.OpenSession(request, deadline);
+    });
+  }
+  // Opens, starts the thread and takes the batch that names the member.
+  void Start() {
+    Listen();
+    auto opening = Opening();
+    Accept();
+    EXPECT_EQ(Receive().operations(0).open_session().client_name(), "test");
+    AnswerOpening();
+    const Opened opened = opening.get();
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    EXPECT_EQ(opened->member_token(), "token");
+    stream_.Start(&batches_, &state_);
+    // On the same connection.
+    TakeFirst();
+  }
+  void TakeFirst() {
+    const v1::StepRequest first = Receive();
+    EXPECT_EQ(first.member_token(), "token");
+    Answer(first);
+  }
+  std::shared_ptr<AnswerState> Touch(size_t blocks = 1) {
+    Command* command = commands_.Vacant();
+    EXPECT_NE(command, nullptr);
+    command->verb = Command::Verb::kTouch;
+    command->blocks.assign(blocks, BlockRef{BlockId{1}, 1});
+    auto answer = std::make_shared<AnswerState>();
+    answer->signal = &state_.signal;
+    command->answer = answer;
+    commands_.Publish();
+    stream_.Wake(StepStream::Urgency::kNow);
+    return answer;
+  }
+  void Await(const AnswerState& answer) {
+    EXPECT_TRUE(state_.signal.Await(Late(), [&] { return answer.phase.load() == AnswerState::kReady; }));
+  }
+  void AwaitEnd() {
+    EXPECT_TRUE(state_.signal.Await(Late(), [&] { return !state_.open.load(); }));
+  }
+
+  const std::string path_ = absl::StrCat(::testing::TempDir(), "/step_stream.", getpid());
+  const UniqueFd listener_{socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  UniqueFd daemon_;
+  std::unique_ptr<StepFrameReader> reader_;
+  CommandRing commands_;
+  Magazine magazine_{1000, 0};
+  SessionState state_;
+  StepBatches batches_{{.commands = &commands_,
+                        .magazine = &magazine_,
+                        .state = &state_,
+                        .on_notice = {},
+                        .member_token = "token"}};
+  StepStream stream_{path_};
+};
+
+// ------------------------------------------------------------------------------------------------- openings
+
+TEST_F(StepStreamTest, TheStreamGoesOnWhereItOpened) {
+  Start();
+  const auto answer = Touch();
+  const v1::StepRequest batch = Receive();
+  EXPECT_TRUE(batch.operations(0).has_touch());
+  Answer(batch);
+  Await(*answer);
+  EXPECT_TRUE(answer->status.ok()) << answer->status;
+  EXPECT_EQ(state_.reconnects.load(), 0u);
+}
+
+TEST_F(StepStreamTest, ADaemonThatDoesNotListenYetIsWaitedFor) {
+  auto opening = Opening();
+  Listen();
+  Accept();
+  Receive();
+  AnswerOpening();
+  EXPECT_TRUE(opening.get().ok());
+}
+
+TEST_F(StepStreamTest, ADaemonThatDoesNotListenInTimeIsSaidSo) {
+  const Opened opened = Opening(steady_clock::now()).get();
+  EXPECT_EQ(opened.status().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(WordsOf(opened.status()), HasSubstr("cannot connect to " + path_ + ": Connection refused"));
+}
+
+TEST_F(StepStreamTest, ADaemonThatDoesNotAnswerInTimeIsSaidSo) {
+  Listen();
+  const Opened opened = Opening(steady_clock::now()).get();
+  EXPECT_EQ(opened.status().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(WordsOf(opened.status()), HasSubstr("did not answer the opening in time"));
+}
+
+// The daemon has too many connections, for example.
+TEST_F(StepStreamTest, AnOpeningThatNobodyReadIsSentAgain) {
+  Listen();
+  auto opening = Opening();
+  for (int i = 0; i < 3; ++i) {
+    daemon_.Reset(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    char first;
+    ASSERT_EQ(recv(daemon_.get(), &first, 1, MSG_PEEK), 1);
+    daemon_.Reset();
+  }
+  Accept();
+  Receive();
+  AnswerOpening();
+  EXPECT_TRUE(opening.get().ok());
+}
+
+TEST_F(StepStreamTest, AnOpeningThatWasReadIsNotSentAgain) {
+  Listen();
+  auto opening = Opening();
+  Accept();
+  Receive();
+  daemon_.Reset();
+  const absl::Status status = opening.get().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(WordsOf(status), "the daemon hung up");
+}
+
+TEST_F(StepStreamTest, ARefusalIsPassedOn) {
+  Listen();
+  auto opening = Opening();
+  Accept();
+  Receive();
+  v1::StepResponse response;
+  response.add_results()->set_code(static_cast<int>(absl::StatusCode::kResourceExhausted));
+  response.mutable_results(0)->set_message("64 blocks asked, 12 free");
+  SendBytes(response.SerializeAsString());
+  EXPECT_EQ(opening.get().status(), absl::ResourceExhaustedError("64 blocks asked, 12 free"));
+}
+
+TEST_F(StepStreamTest, TheEndOfAStreamThatOpensNothingIsPassedOn) {
+  Listen();
+  auto opening = Opening();
+  Accept();
+  Receive();
+  End(absl::StatusCode::kUnavailable, "the daemon rests");
+  EXPECT_EQ(opening.get().status(), absl::UnavailableError("the daemon rests"));
+}
+
+// ----------------------------------------------------------------------------------------------------- ends
+
+TEST_F(StepStreamTest, AfterAHangupWhatHasNoAnswerIsSentAgain) {
+  Start();
+  const auto answer = Touch();
+  const uint64_t sequence = Receive().sequence();
+  daemon_.Reset();
+  Accept();
+  const v1::StepRequest again = Receive();
+  EXPECT_EQ(again.member_token(), "token");
+  EXPECT_EQ(again.sequence(), sequence);
+  Answer(again);
+  Await(*answer);
+  EXPECT_EQ(state_.reconnects.load(), 1u);
+}
+
+TEST_F(StepStreamTest, NeitherTheEndsThatPassNorBytesThatAreNoAnswerEndTheSession) {
+  Start();
+  const auto answer = Touch();
+  const std::vector<std::function<void()>> ends = {
+      [this] { End(absl::StatusCode::kUnavailable, "the daemon rests"); },
+      [this] { End(absl::StatusCode::kOk, ""); },
+      [this] { SendBytes("\xff garbage"); },
+      [this] {
+        const std::string header = "\xff\xff\xff\x7f";
+        EXPECT_EQ(send(daemon_.get(), header.data(), header.size(), MSG_NOSIGNAL), 4);
+      },
+  };
+  for (const auto& end : ends) {
+    EXPECT_EQ(Receive().operations_size(), 1);
+    end();
+    Accept();
+  }
+  Answer(Receive());
+  Await(*answer);
+  EXPECT_EQ(state_.reconnects.load(), ends.size());
+  EXPECT_TRUE(state_.status().ok()) << state_.status();
+}
+
+TEST_F(StepStreamTest, SomeEndsOfAStreamEndTheSession) {
+  Start();
+  const auto answer = Touch();
+  Receive();
+  End(absl::StatusCode::kNotFound, "there is no such member");
+  AwaitEnd();
+  EXPECT_EQ(state_.status(), absl::AbortedError("there is no such member"));
+  Await(*answer);
+  EXPECT_EQ(answer->status, absl::AbortedError("there is no such member"));
+}
+
+TEST_F(StepStreamTest, ASessionThatDoesNotComeBackIsDetached) {
+  Start();
+  state_.away.store(true);
+  stream_.OnDaemonChange();
+  daemon_.Reset();
+  Accept();
+  Receive();
+  End(absl::StatusCode::kUnauthenticated, "unknown token");
+  AwaitEnd();
+  EXPECT_EQ(state_.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(WordsOf(state_.status()), HasSubstr("did not come back: unknown token"));
+}
+
+// Neither waits for the other: a batch that the socket has no room for, and the answers before it.
+TEST_F(StepStreamTest, AnswersAreReadWhileABatchWaitsForRoom) {
+  Start();
+  const auto small = Touch();
+  const v1::StepRequest first = Receive();
+  std::vector<std::shared_ptr<AnswerState>> large;
+  for (int i = 0; i < 4; ++i) large.push_back(Touch(StepBatches::kBatchNames / 2));
+  Answer(first);
+  Await(*small);
+  for (size_t answered = 0; answered < large.size();) {
+    const v1::StepRequest batch = Receive();
+    for (int i = 0; i < batch.operations_size(); ++i) {
+      EXPECT_EQ(batch.operations(i).touch().blocks_size(), StepBatches::kBatchNames / 2);
+    }
+    answered += static_cast<size_t>(batch.operations_size());
+    Answer(batch);
+  }
+  for (const auto& answer : large) Await(*answer);
+  EXPECT_EQ(state_.reconnects.load(), 0u);
+}
+
+TEST_F(StepStreamTest, AStoppedStreamHangsUpAndAnswersAll) {
+  Start();
+  const auto answer = Touch();
+  Receive();
+  state_.End(absl::AbortedError("closed"));
+  stream_.Stop();
+  Await(*answer);
+  EXPECT_EQ(answer->status, absl::AbortedError("closed"));
+  char byte;
+  EXPECT_EQ(recv(daemon_.get(), &byte, 1, 0), 0);
+}
+
+}  // namespace
+}  // namespace kvpool
