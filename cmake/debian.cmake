@@ -81,9 +81,8 @@ set(CPACK_DEBIAN_LIBKVPOOL0_PACKAGE_CONTROL_EXTRA ${made}/triggers)
 file(WRITE ${made}/triggers "activate-noawait ldconfig\n")
 set(CPACK_DEBIAN_LIBKVPOOL-DEV_PACKAGE_NAME libkvpool-dev)
 set(CPACK_DEBIAN_LIBKVPOOL-DEV_PACKAGE_SECTION libdevel)
-# find_package(gRPC) asks for its compiler's plugin, whether it is used or not.
 set(CPACK_DEBIAN_LIBKVPOOL-DEV_PACKAGE_DEPENDS
-  "libkvpool0 (= ${PROJECT_VERSION}), libgrpc++-dev, libprotobuf-dev, libabsl-dev, libssl-dev, protobuf-compiler-grpc")
+  "libkvpool0 (= ${PROJECT_VERSION}), libprotobuf-dev, libabsl-dev, libssl-dev")
 set(CPACK_COMPONENT_KVPOOLD_DESCRIPTION "owner of the KV-cache memory that LLM engines lease
 kvpoold owns paged KV-cache memory of GPUs, or of the host, and leases it in
 blocks to inference engines, which share prefixes and survive each other.")

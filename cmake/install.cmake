@@ -18,13 +18,13 @@ if(TARGET kvpool_python)
 endif()
 install(TARGETS kvpoold kvpoolctl kvpool-replay kvpool-sim kvpool-lab RUNTIME DESTINATION kvpool/bin COMPONENT python EXCLUDE_FROM_ALL)
 
-# ---- The C ABI. An export of its own, since it needs nothing: neither gRPC nor Protocol Buffers.
+# ---- The C ABI. An export of its own, since whoever links it needs nothing: not even Protocol Buffers.
 install(TARGETS kvpool_c EXPORT kvpool-c
         LIBRARY COMPONENT libkvpool0 NAMELINK_COMPONENT libkvpool-dev)
 install(FILES ${PROJECT_SOURCE_DIR}/client/c/kvpool.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT libkvpool-dev)
 install(EXPORT kvpool-c NAMESPACE kvpool:: DESTINATION ${package_dir} COMPONENT libkvpool-dev)
 
-# ---- The C++ client: archives, whose users bring the same gRPC.
+# ---- The C++ client: archives, whose users bring the same Protocol Buffers. The services' stubs are not among them.
 install(TARGETS kvpool_client kvpool_proto kvpool_support kvpool_attach_socket kvpool_step_frames kvpool_connect_error kvpool_cuda_member
         EXPORT kvpool-client ARCHIVE COMPONENT libkvpool-dev)
 install(EXPORT kvpool-client NAMESPACE kvpool:: DESTINATION ${package_dir} COMPONENT libkvpool-dev)
@@ -33,7 +33,7 @@ install(FILES ${headers} DESTINATION ${include_dir}/client COMPONENT libkvpool-d
 install(FILES ${PROJECT_SOURCE_DIR}/proto/support/block_ref.h ${PROJECT_SOURCE_DIR}/proto/support/limits.h
         DESTINATION ${include_dir}/proto/support COMPONENT libkvpool-dev)
 install(DIRECTORY ${PROJECT_BINARY_DIR}/proto/kvpool DESTINATION ${include_dir} COMPONENT libkvpool-dev
-        FILES_MATCHING PATTERN "*.h")
+        FILES_MATCHING PATTERN "*.h" PATTERN "*.grpc.pb.h" EXCLUDE)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/proto/kvpool DESTINATION ${CMAKE_INSTALL_DATADIR}/kvpool/proto COMPONENT libkvpool-dev
         FILES_MATCHING PATTERN "*.proto")
 

@@ -167,7 +167,7 @@ class StepStream::Rep {
   }
 
   const std::string socket_;
-  UniqueFd wake_;  // An eventfd, made by Open.
+  UniqueFd wake_;  // An eventfd, made by Open. A session that is closed and kept has no descriptor.
   StepBatches* batches_ = nullptr;
   SessionState* state_ = nullptr;
   std::thread thread_;
@@ -227,6 +227,7 @@ void StepStream::Rep::Stop() {
   EndThread();
   if (batches_ != nullptr) batches_->Abort(state_->status());
   connection_.reset();
+  wake_.Reset();
 }
 
 void StepStream::Rep::Wake(Urgency urgency) {

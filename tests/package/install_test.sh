@@ -38,6 +38,8 @@ readelf --dynamic "$lib/libkvpool.so" | grep -q 'soname: \[libkvpool.so.0\]' || 
 same "symbols that are not kvpool_*@@KVPOOL_0" "" \
   "$(nm --dynamic --defined-only --format=posix "$lib/libkvpool.so" | cut -d' ' -f1 | grep -Ev '^(kvpool_\w+@@KVPOOL_0|KVPOOL_0)$' || true)"
 
+same "gRPC that libkvpool.so asks for" "" "$(readelf --dynamic "$lib/libkvpool.so" | grep -E 'NEEDED.*lib(grpc|gpr)' || true)"
+
 echo "== each header alone"
 # shellcheck disable=SC2016  # the inner shell's variables
 find "$prefix/include/kvpool" -name '*.h' -printf '%P\n' | sort | xargs -P 2 -I HEADER sh -ec '
@@ -53,14 +55,14 @@ cd "$scratch/examples"
 for bound in engine.c:30 engine.py:15 engine.cc:40; do  # A whole engine is that short.
   [ "$(wc -l <"${bound%:*}")" -le "${bound#*:}" ] || fail "${bound%:*} has more lines than ${bound#*:}"
 done
-cmake -S . -B by_cmake -G Ninja -DCMAKE_PREFIX_PATH="$prefix" >"$scratch/cmake.log" || { cat "$scratch/cmake.log" >&2; fail "find_package"; }
+cmake -S . -B by_cmake -G Ninja -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_DISABLE_FIND_PACKAGE_gRPC=ON >"$scratch/cmake.log" || { cat "$scratch/cmake.log" >&2; fail "find_package"; }
 cmake --build by_cmake
-# The C ABI alone asks for no gRPC.
+# The C ABI alone asks for no Protocol Buffers.
 mkdir only_c
 cat >only_c/CMakeLists.txt <<'CMAKE'
 cmake_minimum_required(VERSION 3.25)
 project(only_c LANGUAGES C)
-set(CMAKE_DISABLE_FIND_PACKAGE_gRPC ON)
+set(CMAKE_DISABLE_FIND_PACKAGE_Protobuf ON)
 find_package(kvpool 0.1 REQUIRED COMPONENTS c)
 if(NOT EXISTS ${kvpool_PROTO_DIR}/kvpool/v1/engine.proto)
   message(FATAL_ERROR "kvpool_PROTO_DIR=${kvpool_PROTO_DIR} has no .proto files")

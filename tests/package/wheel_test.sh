@@ -27,6 +27,9 @@ inside '
     # Nothing of its own beside the copies that all of them share.
     [ -z "$(ldd "$VIRTUAL_ENV"/lib/python3*/site-packages/kvpool/bin/$program | grep -E "not found|grpc|absl" | grep -v kvpool.libs/)" ]
   done
+  # What engines import has no gRPC.
+  ldd "$VIRTUAL_ENV"/lib/python3*/site-packages/kvpool/_core*.so >/tmp/libraries
+  if ! grep -q libprotobuf /tmp/libraries || grep -E "libgrpc|libgpr" /tmp/libraries; then exit 1; fi
   cd "$VIRTUAL_ENV"/lib/python3*/site-packages  # Each library that others made comes with its license.
   for package in libgrpc29 libgrpc++1.51 libprotobuf32 libabsl20220623 libssl3 libre2-9 libc-ares2 nanobind nlohmann-json3-dev; do
     [ -s kvpool/licenses/$package ]

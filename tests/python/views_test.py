@@ -187,14 +187,14 @@ def test_sessions_that_are_closed_and_kept_take_nothing(daemon):
         return session, blocks
 
     slabs, threads, descriptors = footprint()
-    kept = [use() for _ in range(20)]  # Open, each has two threads and two descriptors, and so many slabs again.
-    assert footprint()[0] == slabs
-    # gRPC has threads and descriptors of its own, which come and go, and closes some later.
+    kept = [use() for _ in range(20)]  # Open, each has two threads and three descriptors, and so many slabs again.
+    assert footprint()[0] == slabs and footprint()[2] <= descriptors
+    # The system lists a thread for a moment more after others have seen its end.
     for _ in range(200):
-        if footprint()[1] < threads + 20 and footprint()[2] < descriptors + 20:
+        if footprint()[1] <= threads:
             break
         time.sleep(0.05)
-    assert footprint()[1] < threads + 20 and footprint()[2] < descriptors + 20
+    assert footprint()[1] <= threads
     session, blocks = kept[-1]
     assert session.closed and session.capacity_blocks > 0 and session.id > 0
     for look in (session.k, session.data, lambda: blocks.k(0), lambda: session.lease(1), session.check):
