@@ -81,7 +81,7 @@ class StepFrameWriter {
   bool pending() const { return sent_ < pending_.size(); }
 
  private:
-  std::string pending_;  // What is left of a frame that was sent in part.
+  std::string pending_;  // A frame that was sent in part.
   size_t sent_ = 0;
 };
 

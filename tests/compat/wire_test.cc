@@ -52,8 +52,8 @@ std::unique_ptr<DaemonProcess> StartDaemon() {
   return *std::move(daemon);
 }
 
-std::string Run(const std::string& program, const std::string& socket) {
-  return RunProgram({"/usr/bin/env", "KVPOOL_SOCKET=" + socket, program}).output;
+std::string RunExample(const std::string& socket) {
+  return RunProgram({"/usr/bin/env", "KVPOOL_SOCKET=" + socket, KVPOOL_EXAMPLE_IN_C}).output;
 }
 
 // Calls `visit` with a message and all messages in it.
@@ -118,8 +118,8 @@ class Release {
 };
 
 void ExpectExamplesWork(const std::string& socket) {
-  EXPECT_EQ(Run(KVPOOL_EXAMPLE_IN_C, socket), "0 of 1024 tokens were cached\n");
-  EXPECT_EQ(Run(KVPOOL_EXAMPLE_IN_C, socket), "1024 of 1024 tokens were cached\n");
+  EXPECT_EQ(RunExample(socket), "0 of 1024 tokens were cached\n");
+  EXPECT_EQ(RunExample(socket), "1024 of 1024 tokens were cached\n");
 }
 
 void SetStepFrames(Message* message, uint32_t version) {
@@ -131,7 +131,7 @@ void SetStepFrames(Message* message, uint32_t version) {
 TEST(Wire, TodaysEngineNeedsADaemonThatTakesFrames) {
   const auto daemon = StartDaemon();
   WireProxy proxy(daemon->socket(), [](Message* message) { SetStepFrames(message, 0); });
-  EXPECT_EQ(Run(KVPOOL_EXAMPLE_IN_C, proxy.socket()),
+  EXPECT_EQ(RunExample(proxy.socket()),
             "the daemon at " + proxy.socket() +
                 " speaks gRPC alone: it is older than this library; upgrade the daemon first\n");
 }
