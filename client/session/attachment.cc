@@ -57,6 +57,13 @@ v1::AttachFrame HelloOf(const Attachment::Options& options) {
   return frame;
 }
 
+absl::Status CheckFrames(const v1::AttachWelcome& welcome, const std::string& socket) {
+  if (welcome.step_frames() != 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the daemon at ", socket,
+                   " speaks gRPC alone: it is older than this library; upgrade the daemon first"));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Attachment>> Attachment::Connect(const Options& options,
@@ -74,6 +81,7 @@ absl::StatusOr<std::unique_ptr<Attachment>> Attachment::Connect(const Options& o
     return absl::InternalError(
         absl::StrCat("attach socket: frame ", answer.frame_case(), " where a welcome was due"));
   }
+  RETURN_IF_ERROR(CheckFrames(answer.welcome(), options.socket));
   return std::unique_ptr<Attachment>(new Attachment(options, std::move(socket), answer.welcome()));
 }
 
@@ -132,7 +140,7 @@ absl::Status Attachment::TryToComeBack(steady_clock::time_point deadline) {
   // A daemon that does not know of member tokens takes it for a newcomer.
   if (!answer.welcome().attach_token().empty())
     return absl::AbortedError("the daemon knows no session of before it");
-  return absl::OkStatus();
+  return CheckFrames(answer.welcome(), options_.socket);
 }
 
 bool Attachment::ComeBack(const std::string& why) {

@@ -34,7 +34,7 @@ class Attachment {
     GiveBack give_back = GiveBack::kNever;
   };
   // Connects, sends hello and receives the daemon's welcome. UNAVAILABLE: there is no daemon, or it hung up,
-  // with its reason.
+  // with its reason. FAILED_PRECONDITION: it takes no Step stream in frames.
   static absl::StatusOr<std::unique_ptr<Attachment>> Connect(const Options& options,
                                                              std::chrono::steady_clock::time_point deadline);
   ~Attachment() { Unmap(); }
@@ -83,7 +83,7 @@ class Attachment {
   // The daemon has hung up. True: the session goes on with the next one. False: it is over, and the state says why.
   bool ComeBack(const std::string& why);
   // One attempt. UNAVAILABLE: there is no daemon yet. RESOURCE_EXHAUSTED: it turned this connection away, and may take the
-  // next. ABORTED: it does not know the session, and will not.
+  // next. ABORTED: it does not know the session, and will not. FAILED_PRECONDITION: as of Connect.
   absl::Status TryToComeBack(std::chrono::steady_clock::time_point deadline);
   // False: Unmap was called.
   bool Use(UniqueFd socket) ABSL_LOCKS_EXCLUDED(socket_mu_);

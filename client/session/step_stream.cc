@@ -1,68 +1,137 @@
 #include "client/session/step_stream.h"
 
-#include <grpcpp/alarm.h>
-#include <grpcpp/grpcpp.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <cerrno>
+#include <cstring>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvpool/v1/engine.grpc.pb.h"
+#include "proto/support/check.h"
+#include "proto/support/status_macros.h"
+#include "proto/support/step_frames.h"
 
 namespace kvpool {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
-using std::chrono::system_clock;
 
-constexpr milliseconds kNap{1};  // The shortest wait of gRPC's poller.
+constexpr milliseconds kNap{1};
 constexpr int kNapsBeforeSleep = 8;
 constexpr milliseconds kFirstRetry{1};
 constexpr milliseconds kLastRetry{500};
-constexpr int kMaxMessageBytes = 64 << 20;
+constexpr milliseconds kOpenRetry{5};
+// The memory of a batch is used again for the next one, unless it is larger than this.
+constexpr size_t kMaxKeptBytes = 64 << 10;
 
-absl::Status FromGrpc(const grpc::Status& status) {
-  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+struct Connection {
+  explicit Connection(UniqueFd connected) : socket(std::move(connected)) {}
+  // A forked child may have the descriptor, too: closing it here would not tell the daemon.
+  ~Connection() { shutdown(socket.get(), SHUT_RDWR); }
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+
+  // What poll() is to wait for.
+  pollfd polled() const {
+    return {.fd = socket.get(), .events = static_cast<short>(POLLIN | (writer.pending() ? POLLOUT : 0))};
+  }
+  void OnPolled(short events) {
+    if ((events & ~POLLOUT) != 0) reader.OnReadable((events & POLLHUP) != 0);
+  }
+
+  const UniqueFd socket;
+  StepFrameReader reader{kMaxStepResponseBytes};
+  StepFrameWriter writer;
+};
+
+absl::StatusOr<std::unique_ptr<Connection>> Connect(const std::string& socket) {
+  ASSIGN_OR_RETURN(UniqueFd connected, ConnectStepSocket(socket));
+  return std::make_unique<Connection>(std::move(connected));
 }
 
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& socket) {
-  grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  arguments.SetInt(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, kMaxMessageBytes);
-  // Channels with equal arguments share a connection, and the daemon's limits are per connection:
-  // so this one differs.
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 10);
-  // This is also how long a connection may take to come up: a busy machine needs more than a moment.
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 20000);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
-  return grpc::CreateCustomChannel("unix:" + socket, grpc::InsecureChannelCredentials(), arguments);
+absl::Status HungUp() { return absl::UnavailableError("the daemon hung up"); }
+
+// What an answer or the result of an operation says.
+template <typename Said>
+absl::Status StatusIn(const Said& said) {
+  return absl::Status(static_cast<absl::StatusCode>(said.code()), said.message());
 }
 
-void SetDeadline(grpc::ClientContext* context, steady_clock::time_point deadline) {
-  context->set_deadline(system_clock::now() +
-                        std::chrono::duration_cast<system_clock::duration>(deadline - steady_clock::now()));
+// Takes the frame that `reader` has. Not OK: there will be no other, and why.
+absl::Status Parse(const StepFrameReader& reader, v1::StepResponse* response) {
+  const std::string_view frame = reader.frame();
+  if (!response->ParseFromArray(frame.data(), static_cast<int>(frame.size()))) {
+    return absl::InternalError(
+        absl::StrCat("the daemon sent a frame of ", frame.size(), " bytes that is not a StepResponse"));
+  }
+  if (!reader.is_end()) return absl::OkStatus();
+  return response->code() == 0 ? HungUp() : StatusIn(*response);
+}
+
+absl::Status TooLarge(const StepFrameReader& reader) {
+  return absl::InternalError(absl::StrCat("the daemon sends a frame of ", reader.frame_bytes(),
+                                          " bytes; the limit is ", kMaxStepResponseBytes));
+}
+
+// Rounded up, so that a wait does not end before its time.
+int MillisecondsUntil(steady_clock::time_point deadline) {
+  const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
+  return static_cast<int>(std::clamp<int64_t>(left.count(), 0, 1 << 30));
+}
+
+// Sends an opening and waits for its answer. False: the daemon closed the connection before it took the opening.
+absl::StatusOr<bool> Ask(Connection* connection, std::string_view opening, steady_clock::time_point deadline,
+                         v1::StepResponse* answer) {
+  const int fd = connection->socket.get();
+  auto written = connection->writer.Write(fd, opening);
+  bool unread = false;
+  while (true) {
+    pollfd polled = connection->polled();
+    const int timeout_ms = MillisecondsUntil(deadline);
+    const int ready = poll(&polled, 1, timeout_ms);
+    if (ready == 0 && timeout_ms == 0)
+      return absl::DeadlineExceededError("the daemon did not answer the opening in time");
+    if (ready <= 0) continue;
+    connection->OnPolled(polled.revents);
+    if (connection->writer.pending()) written = connection->writer.Flush(fd);
+    // There is an error on a Unix socket if the other end was closed with something unread.
+    unread = unread || written == StepFrameWriter::Outcome::kBroken || (polled.revents & POLLERR) != 0;
+    switch (connection->reader.Next(fd)) {
+      case StepFrameReader::Outcome::kFrame:
+        RETURN_IF_ERROR(Parse(connection->reader, answer));
+        return true;
+      case StepFrameReader::Outcome::kNoneYet:
+        break;
+      case StepFrameReader::Outcome::kHangup:
+        if (unread) return false;
+        return HungUp();
+      case StepFrameReader::Outcome::kTooLarge:
+        return TooLarge(connection->reader);
+    }
+  }
 }
 
 // The session is over after these: a new stream would get the same answer.
-bool EndsSession(grpc::StatusCode code) {
-  return code == grpc::StatusCode::ABORTED || code == grpc::StatusCode::UNAUTHENTICATED ||
-         code == grpc::StatusCode::NOT_FOUND;
+bool EndsSession(const absl::Status& status) {
+  return absl::IsAborted(status) || absl::IsUnauthenticated(status) || absl::IsNotFound(status);
 }
 
 }  // namespace
 
 class StepStream::Rep {
  public:
-  explicit Rep(const std::string& socket)
-      : channel_(MakeChannel(socket)), stub_(v1::Engine::NewStub(channel_)) {}
-  ~Rep();
+  explicit Rep(std::string socket) : socket_(std::move(socket)) {}
+  ~Rep() { EndThread(); }
 
-  v1::Engine::Stub* stub() { return stub_.get(); }
+  // Sends a first batch, which opens a member, and keeps the connection for the thread.
+  absl::StatusOr<v1::OperationResult> Open(const v1::StepRequest& opening, steady_clock::time_point deadline);
   void Start(StepBatches* batches, SessionState* state) {
     batches_ = batches;
     state_ = state;
@@ -73,17 +142,20 @@ class StepStream::Rep {
   void Stop();
 
  private:
-  void EndThread();
   enum class Mode { kAwake, kNap, kSleep };
-  enum Tag : intptr_t { kWoken = 1, kStarted, kRead, kWritten, kFinished };
-  static void* AsPointer(Tag tag) { return reinterpret_cast<void*>(tag); }
 
+  void EndThread();
   void Run();
-  // One stream, from its start to its end. True: it carried at least one answer.
+  // One stream, from its start to its end, of which last_status_ tells. True: it carried at least one answer.
   bool RunStream();
-  void WriteNext();
-  // The next event; false: none before it was time to look for commands.
-  bool NextEvent(Tag* tag, bool* ok);
+  // Takes the answers that have come. False: the stream has ended.
+  bool Read(bool* answered);
+  // Sends batches until there is none, or no room for one.
+  void Write();
+  // Waits for an answer, room or commands, as long as idle_naps_ says.
+  void AwaitEvent();
+  // Waits for Wake, or for what `connection` says, if it is not null. REQUIRES: a mode other than kAwake was published.
+  void Wait(pollfd* connection, int timeout_ms);
   // True: the daemon has gone or come back meanwhile.
   bool Pause(milliseconds pause);
   // Nobody waits for a daemon that is gone, however this thread came to wait, and whenever the match came.
@@ -94,9 +166,8 @@ class StepStream::Rep {
     return stop_.load(std::memory_order_seq_cst) || !state_->open.load(std::memory_order_seq_cst);
   }
 
-  // Both are null once it was stopped: a session that is closed and kept has no connection.
-  std::shared_ptr<grpc::Channel> channel_;
-  std::unique_ptr<v1::Engine::Stub> stub_;
+  const std::string socket_;
+  UniqueFd wake_;  // An eventfd, made by Open.
   StepBatches* batches_ = nullptr;
   SessionState* state_ = nullptr;
   std::thread thread_;
@@ -104,17 +175,46 @@ class StepStream::Rep {
   std::atomic<bool> stop_{false};
   std::atomic<bool> changed_{false};  // The daemon is gone or back: a pause is over.
   std::atomic<Mode> mode_{Mode::kAwake};
-  std::atomic<bool> alarm_set_{false};
-  grpc::CompletionQueue queue_;
-  grpc::Alarm alarm_;  // Set by whoever moved alarm_set_ to true.
+  std::atomic<bool> woken_{false};  // Somebody writes to wake_, or has.
 
-  // ---- Used by the thread alone
-  std::unique_ptr<grpc::ClientAsyncReaderWriter<v1::StepRequest, v1::StepResponse>> stream_;
-  bool writable_ = false;   // The stream has started and no write is under way.
-  bool cancelled_ = false;  // The session is over, and the stream was told.
+  // ---- Used by the thread alone, once there is one
+  std::unique_ptr<Connection> connection_;  // Null: there is none, or it has ended.
+  bool writable_ = false;                   // The daemon may still read.
   int idle_naps_ = 0;
-  grpc::Status last_status_;
+  std::string request_;
+  v1::StepResponse response_;
+  absl::Status last_status_;
 };
+
+absl::StatusOr<v1::OperationResult> StepStream::Rep::Open(const v1::StepRequest& opening,
+                                                          steady_clock::time_point deadline) {
+  wake_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake_.valid()) return absl::UnavailableError(absl::StrCat("eventfd: ", std::strerror(errno)));
+  const std::string bytes = opening.SerializeAsString();
+  while (true) {
+    absl::Status missed = absl::UnavailableError("it closed the connection");
+    if (absl::StatusOr<std::unique_ptr<Connection>> connection = Connect(socket_); !connection.ok()) {
+      missed = connection.status();
+    } else {
+      ASSIGN_OR_RETURN(const bool taken, Ask(connection->get(), bytes, deadline, &response_));
+      if (taken) {
+        connection_ = *std::move(connection);
+        break;
+      }
+    }
+    // The attach socket has answered, so there is a daemon: if it does not listen here yet, it soon will.
+    if (!absl::IsUnavailable(missed)) return missed;
+    if (steady_clock::now() >= deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("the daemon did not take the opening in time: ", missed.message()));
+    }
+    std::this_thread::sleep_for(kOpenRetry);
+  }
+  RETURN_IF_ERROR(StatusIn(response_));
+  if (response_.results().empty()) return absl::InternalError("the daemon answered the opening with nothing");
+  RETURN_IF_ERROR(StatusIn(response_.results(0)));
+  return response_.results(0);
+}
 
 void StepStream::Rep::EndThread() {
   if (!thread_.joinable()) return;
@@ -126,135 +226,113 @@ void StepStream::Rep::EndThread() {
 void StepStream::Rep::Stop() {
   EndThread();
   if (batches_ != nullptr) batches_->Abort(state_->status());
-  stub_.reset();
-  channel_.reset();
-}
-
-StepStream::Rep::~Rep() {
-  EndThread();
-  queue_.Shutdown();
-  void* tag = nullptr;
-  bool ok = false;
-  while (queue_.Next(&tag, &ok)) {
-  }
+  connection_.reset();
 }
 
 void StepStream::Rep::Wake(Urgency urgency) {
   const Mode mode = mode_.load(std::memory_order_seq_cst);
   if (mode == Mode::kAwake || (mode == Mode::kNap && urgency == Urgency::kSoon)) return;
-  if (alarm_set_.exchange(true, std::memory_order_acq_rel)) return;
-  alarm_.Set(&queue_, gpr_time_0(GPR_CLOCK_MONOTONIC), AsPointer(kWoken));
+  if (woken_.exchange(true, std::memory_order_seq_cst)) return;
+  KVPOOL_CHECK(eventfd_write(wake_.get(), 1) == 0, "eventfd_write: errno %d", errno);
 }
 
 void StepStream::Rep::OnDaemonChange() {
   changed_.store(true, std::memory_order_seq_cst);
-  // Without this the channel would go on to wait after attempts that failed.
-  grpc::experimental::ChannelResetConnectionBackoff(channel_.get());
   Wake(Urgency::kNow);
 }
 
-bool StepStream::Rep::NextEvent(Tag* tag, bool* ok) {
-  const bool nap = idle_naps_ < kNapsBeforeSleep;
-  mode_.store(nap ? Mode::kNap : Mode::kSleep, std::memory_order_seq_cst);
-  // This looks once more after the mode was published: an earlier command found the thread
-  // awake and woke nobody.
-  void* raw = nullptr;
-  gpr_timespec deadline = gpr_inf_future(GPR_CLOCK_MONOTONIC);
-  if ((writable_ && batches_->HasWork()) || (over() && !cancelled_)) {
-    deadline = gpr_time_0(GPR_CLOCK_MONOTONIC);
-  } else if (nap) {
-    deadline = gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(kNap.count(), GPR_TIMESPAN));
-  }
-  const auto next = queue_.AsyncNext(&raw, ok, deadline);
+void StepStream::Rep::Wait(pollfd* connection, int timeout_ms) {
+  std::array<pollfd, 2> polled = {pollfd{.fd = wake_.get(), .events = POLLIN},
+                                  connection == nullptr ? pollfd{.fd = -1} : *connection};
+  const int ready = poll(polled.data(), polled.size(), timeout_ms);
   mode_.store(Mode::kAwake, std::memory_order_seq_cst);
-  if (next != grpc::CompletionQueue::GOT_EVENT) {
-    ++idle_naps_;
-    return false;
+  if (ready == 0) ++idle_naps_;
+  if (polled[0].revents != 0) {
+    eventfd_t count;
+    eventfd_read(wake_.get(), &count);
+    // Whoever found it set has published a command before, which the thread looks for next.
+    woken_.store(false, std::memory_order_seq_cst);
   }
-  *tag = static_cast<Tag>(reinterpret_cast<intptr_t>(raw));
-  if (*tag == kWoken) alarm_set_.store(false, std::memory_order_release);
-  return true;
+  if (connection != nullptr) connection->revents = polled[1].revents;
 }
 
-void StepStream::Rep::WriteNext() {
+void StepStream::Rep::AwaitEvent() {
+  const bool nap = idle_naps_ < kNapsBeforeSleep;
+  mode_.store(nap ? Mode::kNap : Mode::kSleep, std::memory_order_seq_cst);
+  // This looks once more after the mode was published: an earlier command or change found the thread awake and woke nobody.
+  LetMatchesGoIfAway();
+  int timeout_ms = nap ? static_cast<int>(kNap.count()) : -1;
+  if (over() || (writable_ && !connection_->writer.pending() && batches_->HasWork())) timeout_ms = 0;
+  pollfd polled = connection_->polled();
+  Wait(&polled, timeout_ms);
+  connection_->OnPolled(polled.revents);
+}
+
+bool StepStream::Rep::Read(bool* answered) {
+  while (true) {
+    switch (connection_->reader.Next(connection_->socket.get())) {
+      case StepFrameReader::Outcome::kNoneYet:
+        return true;
+      case StepFrameReader::Outcome::kHangup:
+        last_status_ = HungUp();
+        return false;
+      case StepFrameReader::Outcome::kTooLarge:
+        last_status_ = TooLarge(connection_->reader);
+        return false;
+      case StepFrameReader::Outcome::kFrame:
+        break;
+    }
+    last_status_ = Parse(connection_->reader, &response_);
+    if (!last_status_.ok()) return false;
+    *answered = true;
+    idle_naps_ = 0;
+    batches_->OnResponse(&response_);
+  }
+}
+
+void StepStream::Rep::Write() {
   if (!writable_) return;
-  const v1::StepRequest* request = batches_->Next();
-  if (request == nullptr) return;
-  idle_naps_ = 0;
-  writable_ = false;
-  stream_->Write(*request, AsPointer(kWritten));
+  StepFrameWriter& writer = connection_->writer;
+  auto written = writer.pending() ? writer.Flush(connection_->socket.get()) : StepFrameWriter::Outcome::kSent;
+  while (written == StepFrameWriter::Outcome::kSent) {
+    const v1::StepRequest* request = batches_->Next();
+    if (request == nullptr) return;
+    idle_naps_ = 0;
+    request->SerializeToString(&request_);
+    written = writer.Write(connection_->socket.get(), request_);
+    if (request_.capacity() > kMaxKeptBytes) request_ = std::string();
+  }
+  // What the daemon said before it hung up is still to be read.
+  writable_ = written != StepFrameWriter::Outcome::kBroken;
 }
 
 bool StepStream::Rep::RunStream() {
-  grpc::ClientContext context;
-  stream_ = stub_->AsyncStep(&context, &queue_, AsPointer(kStarted));
-  batches_->StartStream();
-  writable_ = false;
-  v1::StepResponse response;
-  int running = 1;  // How many operations are on the queue besides the alarm.
-  bool broken = false, finishing = false, answered = false;
-  while (true) {
-    if (over() && !cancelled_) {
-      context.TryCancel();
-      cancelled_ = broken = true;
-      writable_ = false;
+  if (connection_ == nullptr) {
+    absl::StatusOr<std::unique_ptr<Connection>> connection = Connect(socket_);
+    if (!connection.ok()) {
+      last_status_ = connection.status();
+      return false;
     }
-    LetMatchesGoIfAway();
-    if (!broken) {
-      const bool could = writable_;
-      WriteNext();
-      if (could && !writable_) ++running;
-    }
-    if (broken && !finishing && running == 0) {
-      finishing = true;
-      ++running;
-      stream_->Finish(&last_status_, AsPointer(kFinished));
-    }
-    Tag tag;
-    bool ok = false;
-    if (!NextEvent(&tag, &ok)) continue;
-    if (tag == kWoken) continue;
-    --running;
-    if (tag == kFinished) break;
-    if (!ok) {
-      broken = true;
-      writable_ = false;
-      // A read or write that is still under way ends with the call.
-      if (tag != kRead) context.TryCancel();
-      continue;
-    }
-    if (tag == kWritten) writable_ = !broken;
-    if (tag == kStarted) writable_ = !broken;
-    if (tag == kRead) {
-      answered = true;
-      idle_naps_ = 0;
-      batches_->OnResponse(&response);
-    }
-    if (tag != kWritten && !broken) {
-      ++running;
-      stream_->Read(&response, AsPointer(kRead));
-    }
+    connection_ = *std::move(connection);
   }
-  stream_.reset();
+  batches_->StartStream();
+  writable_ = true;
+  bool answered = false;
+  while (!over() && Read(&answered)) {
+    Write();
+    AwaitEvent();
+  }
+  connection_.reset();
   return answered;
 }
 
 bool StepStream::Rep::Pause(milliseconds pause) {
   const auto until = steady_clock::now() + pause;
-  writable_ = false;
   while (!over() && steady_clock::now() < until) {
     if (changed_.exchange(false, std::memory_order_seq_cst)) return true;
-    void* raw = nullptr;
-    bool ok = false;
     mode_.store(Mode::kSleep, std::memory_order_seq_cst);
     LetMatchesGoIfAway();
-    const auto left = std::chrono::duration_cast<milliseconds>(until - steady_clock::now()).count() + 1;
-    const auto deadline =
-        gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(left, GPR_TIMESPAN));
-    if (queue_.AsyncNext(&raw, &ok, deadline) == grpc::CompletionQueue::GOT_EVENT) {
-      alarm_set_.store(false, std::memory_order_release);
-    }
-    mode_.store(Mode::kAwake, std::memory_order_seq_cst);
+    Wait(nullptr, MillisecondsUntil(until));
   }
   return false;
 }
@@ -264,30 +342,24 @@ void StepStream::Rep::Run() {
   while (!over()) {
     if (RunStream()) retry = kFirstRetry;
     if (over()) break;
-    if (EndsSession(last_status_.error_code())) {
+    if (EndsSession(last_status_)) {
       // A daemon that came back without the session does not know the member.
-      state_->End(state_->away.load(std::memory_order_seq_cst)
-                      ? absl::UnavailableError(
-                            absl::StrCat("detached: the daemon was gone; the session did not come back: ",
-                                         last_status_.error_message()))
-                      : absl::AbortedError(last_status_.error_message()));
+      state_->End(
+          state_->away.load(std::memory_order_seq_cst)
+              ? absl::UnavailableError(absl::StrCat(
+                    "detached: the daemon was gone; the session did not come back: ", last_status_.message()))
+              : absl::AbortedError(last_status_.message()));
       break;
     }
     state_->reconnects.fetch_add(1, std::memory_order_relaxed);
     // A daemon answers on its attach socket some milliseconds before it listens here.
     retry = Pause(retry) ? kFirstRetry : std::min(retry * 2, kLastRetry);
-    // The pause was here; the channel would add one of its own, which is 100 ms at least.
-    grpc::experimental::ChannelResetConnectionBackoff(channel_.get());
   }
   // The session is over; calls are still answered until it is dismantled.
-  idle_naps_ = kNapsBeforeSleep;
   while (!stop_.load(std::memory_order_seq_cst)) {
     mode_.store(Mode::kSleep, std::memory_order_seq_cst);
     batches_->Abort(state_->status());
-    void* raw = nullptr;
-    bool ok = false;
-    if (!stop_.load(std::memory_order_seq_cst)) queue_.Next(&raw, &ok);
-    alarm_set_.store(false, std::memory_order_release);
+    Wait(nullptr, stop_.load(std::memory_order_seq_cst) ? 0 : -1);
   }
 }
 
@@ -296,26 +368,18 @@ StepStream::~StepStream() = default;
 
 absl::StatusOr<v1::OpenSessionResult> StepStream::OpenSession(const v1::OpenSession& request,
                                                               steady_clock::time_point deadline) {
-  grpc::ClientContext context;
-  SetDeadline(&context, deadline);
-  // The attach socket has answered, so there is a daemon: if it does not listen here yet, it soon will.
-  context.set_wait_for_ready(true);
-  v1::OpenSessionResult result;
-  const grpc::Status status = rep_->stub()->OpenSession(&context, request, &result);
-  if (!status.ok()) return FromGrpc(status);
-  return result;
+  v1::StepRequest opening;
+  *opening.add_operations()->mutable_open_session() = request;
+  ASSIGN_OR_RETURN(v1::OperationResult result, rep_->Open(opening, deadline));
+  return std::move(*result.mutable_open_session());
 }
 
 absl::StatusOr<v1::AddMemberResult> StepStream::AddMember(const v1::AddMember& request,
                                                           steady_clock::time_point deadline) {
-  grpc::ClientContext context;
-  SetDeadline(&context, deadline);
-  // The attach socket has answered, so there is a daemon: if it does not listen here yet, it soon will.
-  context.set_wait_for_ready(true);
-  v1::AddMemberResult result;
-  const grpc::Status status = rep_->stub()->AddMember(&context, request, &result);
-  if (!status.ok()) return FromGrpc(status);
-  return result;
+  v1::StepRequest opening;
+  *opening.add_operations()->mutable_add_member() = request;
+  ASSIGN_OR_RETURN(v1::OperationResult result, rep_->Open(opening, deadline));
+  return std::move(*result.mutable_add_member());
 }
 
 void StepStream::Start(StepBatches* batches, SessionState* state) { rep_->Start(batches, state); }

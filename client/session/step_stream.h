@@ -1,6 +1,8 @@
-// The gRPC end of a session: the calls that open it, and the thread that keeps its Step stream.
+// The stream's end of a session: what opens it, and the thread that keeps its Step stream, in frames of the daemon's
+// Unix socket (proto/support/step_frames.h).
 //
-// The thread writes the batches of StepBatches and hands it the responses. When the stream breaks, the thread
+// The first batch of a stream opens the member, and its connection is the member's from then on. The thread writes the
+// batches of StepBatches and hands it the responses. When the stream breaks, the thread
 // opens another, after 1 ms and then after twice as long each time up to half a second, until the session is
 // over. With nothing to do it sleeps. For a few milliseconds after work it only naps, so that commands that
 // are not urgent need no waking, which would cost the engine's thread a few microseconds:
@@ -25,18 +27,19 @@ namespace kvpool {
 
 class StepStream {
  public:
-  // Makes a channel to the daemon's Unix socket, which connects when it is used.
+  // `socket` is the daemon's Unix socket.
   explicit StepStream(const std::string& socket);
   // Stops the thread; unanswered batches stay unanswered.
   ~StepStream();
   StepStream(const StepStream&) = delete;
   StepStream& operator=(const StepStream&) = delete;
 
+  // Connects, and opens the member whose stream it is. While the daemon does not listen it is tried again until the deadline.
   absl::StatusOr<v1::OpenSessionResult> OpenSession(const v1::OpenSession& request,
                                                     std::chrono::steady_clock::time_point deadline);
   absl::StatusOr<v1::AddMemberResult> AddMember(const v1::AddMember& request,
                                                 std::chrono::steady_clock::time_point deadline);
-  // Starts the thread. REQUIRES: both outlive this object.
+  // Starts the thread. REQUIRES: the member was opened, and both outlive this object.
   void Start(StepBatches* batches, SessionState* state);
 
   enum class Urgency { kSoon, kNow };

@@ -126,16 +126,21 @@ StepFrameWriter::Outcome StepFrameWriter::Write(int socket, std::string_view byt
 }
 
 StepFrameWriter::Outcome StepFrameWriter::Flush(int socket) {
+  Outcome outcome = Outcome::kSent;
   while (pending()) {
     const ssize_t sent =
         send(socket, pending_.data() + sent_, pending_.size() - sent_, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0 && errno == EINTR) continue;
-    if (sent < 0) return errno == EAGAIN || errno == EWOULDBLOCK ? Outcome::kPending : Outcome::kBroken;
+    if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Outcome::kPending;
+    if (sent < 0) {
+      outcome = Outcome::kBroken;
+      break;
+    }
     sent_ += static_cast<size_t>(sent);
   }
   pending_ = std::string();
   sent_ = 0;
-  return Outcome::kSent;
+  return outcome;
 }
 
 }  // namespace kvpool

@@ -73,7 +73,7 @@ class StepFrameWriter {
   enum class Outcome {
     kSent,
     kPending,  // The socket has no room for all of it: poll, then Flush.
-    kBroken,   // Nobody will read it.
+    kBroken,   // Nobody will read it, and nothing is pending any more.
   };
   // REQUIRES: nothing is pending, and `bytes` has fewer than 2^31.
   Outcome Write(int socket, std::string_view bytes, bool is_end = false);

@@ -68,7 +68,7 @@ class AttachmentTest : public ::testing::Test {
   }
 
   // Takes the next connection and its hello, and says welcome.
-  v1::AttachHello Welcome(const std::string& token) {
+  v1::AttachHello Welcome(const std::string& token, uint32_t step_frames = 1) {
     peer_.Reset(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     const timeval patience = {.tv_sec = 60, .tv_usec = 0};
     EXPECT_EQ(setsockopt(peer_.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)), 0);
@@ -77,16 +77,20 @@ class AttachmentTest : public ::testing::Test {
     welcome.mutable_welcome()->set_attach_token(token);
     welcome.mutable_welcome()->set_daemon_epoch(1);
     welcome.mutable_welcome()->set_reattach_ms(60000);
+    welcome.mutable_welcome()->set_step_frames(step_frames);
     Send(welcome);
     return hello.hello();
   }
-  // Opens an attachment that has mapped `slabs` slabs, which are ready.
-  void Attach(GiveBack give_back, uint32_t slabs, bool warmup = false, bool scheduler = false) {
+  absl::StatusOr<std::unique_ptr<Attachment>> Connect(GiveBack give_back, uint32_t step_frames = 1) {
     auto connected = std::async(std::launch::async, [&] {
       return Attachment::Connect({.socket = socket_, .client_name = "test", .give_back = give_back}, Soon());
     });
-    hello_ = Welcome("token");
-    auto attachment = connected.get();
+    hello_ = Welcome("token", step_frames);
+    return connected.get();
+  }
+  // Opens an attachment that has mapped `slabs` slabs, which are ready.
+  void Attach(GiveBack give_back, uint32_t slabs, bool warmup = false, bool scheduler = false) {
+    auto attachment = Connect(give_back);
     ASSERT_TRUE(attachment.ok()) << attachment.status();
     attachment_ = *std::move(attachment);
     attachment_->Start({.block_stride_bytes = kStrideBytes,
@@ -218,6 +222,14 @@ TEST_F(AttachmentTest, AnEngineThatGivesNothingBackSaysSo) {
   Attach(GiveBack::kNever, 1);
   EXPECT_FALSE(hello_.gives_back());
   ExpectMapped(1);
+}
+
+TEST_F(AttachmentTest, ADaemonThatSpeaksGrpcAloneIsRefused) {
+  const auto attachment = Connect(GiveBack::kNever, /*step_frames=*/0);
+  ASSERT_FALSE(attachment.ok());
+  EXPECT_EQ(attachment.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(attachment.status().message()),
+              HasSubstr("the daemon at " + socket_ + " speaks gRPC alone"));
 }
 
 // ------------------------------------------------------------------------------------------------- any time
@@ -487,6 +499,15 @@ TEST_F(AttachmentTest, ComingBackMakesNothingLess) {
   EXPECT_EQ(state_.capacity_blocks.load(), 2 * kSlabBlocks);
   ExpectMapped(2);
   EXPECT_EQ(WordOf(1), kWord);
+}
+
+TEST_F(AttachmentTest, NoSessionComesBackToADaemonThatSpeaksGrpcAlone) {
+  Attach(GiveBack::kNever, 1);
+  peer_.Reset();
+  Welcome("", /*step_frames=*/0);
+  AwaitEnd();
+  EXPECT_EQ(state_.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(state_.status().message()), HasSubstr("speaks gRPC alone"));
 }
 
 TEST_F(AttachmentTest, TheNextDaemonKnowsOfNothingThatWasAskedBack) {
