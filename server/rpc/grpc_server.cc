@@ -18,7 +18,6 @@
 #include "server/base/log.h"
 #include "server/rpc/call_workers.h"
 #include "server/rpc/connections.h"
-#include "server/rpc/grpc_acceptor.h"
 #include "server/rpc/health_service.h"
 #include "server/rpc/openings.h"
 #include "server/rpc/operator_tls.h"
@@ -27,6 +26,7 @@
 #include "server/rpc/rpc_queue.h"
 #include "server/rpc/socket_events.h"
 #include "server/rpc/step_call.h"
+#include "server/rpc/stream_acceptor.h"
 
 namespace kvpool {
 namespace {
@@ -125,7 +125,7 @@ class GrpcServer::Rep {
   std::unique_ptr<Openings> openings_;
   std::unique_ptr<CallWorkers> operators_;
   std::unique_ptr<CallWorkers> large_calls_;
-  std::unique_ptr<GrpcAcceptor> acceptor_;
+  std::unique_ptr<StreamAcceptor> acceptor_;
   int operator_port_ = 0;
   Mutex rest_mu_;
   bool stopped_ ABSL_GUARDED_BY(rest_mu_) = false;
@@ -188,7 +188,7 @@ absl::Status GrpcServer::Rep::Start(const GrpcServerOptions& options) {
   }
   ASSIGN_OR_RETURN(
       acceptor_,
-      GrpcAcceptor::Start(
+      StreamAcceptor::Start(
           {.path = options.socket_path, .group = options.group, .fd_ceiling = options.fd_ceiling},
           &*connections_, stats_,
           [server = server_.get()](UniqueFd socket, const std::shared_ptr<const PeerCredentials>&) {

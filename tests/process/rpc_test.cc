@@ -514,13 +514,13 @@ TEST_F(RpcTest, FramesThatHangUpAnywhereLeaveNothing) {
     }
     return count;
   };
-  EXPECT_EQ(Sessions().sessions_size(), 1);  // By a connection that stays.
+  EXPECT_EQ(Sessions().sessions_size(), 1);  // Its connection stays.
   const size_t before = open_fds();
   // In the middle of a frame, the last one whole: nobody waits for its answer.
   for (size_t size = 0; size <= frame.size(); ++size) {
     RawFrames(daemon_->socket()).Say(frame.substr(0, size));
   }
-  EXPECT_TRUE(Eventually([&] { return Sessions().sessions(0).leased() == 2; }))  // With the sink block.
+  EXPECT_TRUE(Eventually([&] { return Sessions().sessions(0).leased() == 2; }))  // One is the sink block.
       << "a batch that came whole is applied once";
   EXPECT_TRUE(Eventually([&] { return open_fds() <= before; })) << "of " << before;
   EXPECT_TRUE(engine->Fence(1).ok());

@@ -1,5 +1,5 @@
 // Connections to the gRPC socket that gRPC never has: each is closed, and counted by why.
-#include "server/rpc/grpc_acceptor.h"
+#include "server/rpc/stream_acceptor.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ namespace {
 
 constexpr char kPreface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-class GrpcAcceptorTest : public ::testing::Test {
+class StreamAcceptorTest : public ::testing::Test {
  protected:
   void SetUp() override {
     // What is written stays in the file of the log.
@@ -36,7 +36,7 @@ class GrpcAcceptorTest : public ::testing::Test {
     acceptor_.reset();
     SetLog({});
   }
-  void Start(GrpcAcceptorOptions options, Connections::Limits limits = {}) {
+  void Start(StreamAcceptorOptions options, Connections::Limits limits = {}) {
     options.path = path_ = absl::StrCat(directory_.path(), "/socket");
     if (options.fd_ceiling == 0) options.fd_ceiling = 4000;
     connections_ = std::make_unique<Connections>(limits);
@@ -48,7 +48,7 @@ class GrpcAcceptorTest : public ::testing::Test {
         let_in_.push_back(std::move(socket));
       };
     };
-    auto acceptor = GrpcAcceptor::Start(options, connections_.get(), &stats_, tells("g"), tells("f"));
+    auto acceptor = StreamAcceptor::Start(options, connections_.get(), &stats_, tells("g"), tells("f"));
     ASSERT_TRUE(acceptor.ok()) << acceptor.status();
     acceptor_ = *std::move(acceptor);
   }
@@ -90,10 +90,10 @@ class GrpcAcceptorTest : public ::testing::Test {
   RpcStats stats_;
   std::unique_ptr<Connections> connections_;
   std::vector<UniqueFd> let_in_;
-  std::unique_ptr<GrpcAcceptor> acceptor_;
+  std::unique_ptr<StreamAcceptor> acceptor_;
 };
 
-TEST_F(GrpcAcceptorTest, WhoSpeaksIsLetInAndWhoHangsUpIsNotRefused) {
+TEST_F(StreamAcceptorTest, WhoSpeaksIsLetInAndWhoHangsUpIsNotRefused) {
   Start({});
   const UniqueFd client = Connect(), framer = Connect();
   Connect();
@@ -105,7 +105,7 @@ TEST_F(GrpcAcceptorTest, WhoSpeaksIsLetInAndWhoHangsUpIsNotRefused) {
   EXPECT_EQ(Log(), "");
 }
 
-TEST_F(GrpcAcceptorTest, OtherBytesThanThePreface) {
+TEST_F(StreamAcceptorTest, OtherBytesThanThePreface) {
   Start({});
   const UniqueFd client = Connect();
   Say(client, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n");
@@ -118,14 +118,14 @@ TEST_F(GrpcAcceptorTest, OtherBytesThanThePreface) {
                   "Step frames\"")));
 }
 
-TEST_F(GrpcAcceptorTest, SilenceThatIsTooLong) {
+TEST_F(StreamAcceptorTest, SilenceThatIsTooLong) {
   Start({.path = "", .group = {}, .preface_timeout_ms = 1});
   EXPECT_FALSE(IsLetIn(Connect()));
   EXPECT_EQ(Refused(), (Counts{{"preface_timeout", 1}}));
   EXPECT_THAT(Log(), ::testing::HasSubstr("no preface within 1 ms"));
 }
 
-TEST_F(GrpcAcceptorTest, SilentOnesAreDisplacedByOthersAndTheLogHasABound) {
+TEST_F(StreamAcceptorTest, SilentOnesAreDisplacedByOthersAndTheLogHasABound) {
   Start({.path = "", .group = {}, .preface_timeout_ms = 3600000, .max_silent = 1});
   std::vector<UniqueFd> clients;
   for (int i = 0; i < 101; ++i) {
@@ -141,7 +141,7 @@ TEST_F(GrpcAcceptorTest, SilentOnesAreDisplacedByOthersAndTheLogHasABound) {
   EXPECT_LT(std::count(log.begin(), log.end(), '\n'), 50) << log;
 }
 
-TEST_F(GrpcAcceptorTest, TooManyConnectionsAndTooFewDescriptors) {
+TEST_F(StreamAcceptorTest, TooManyConnectionsAndTooFewDescriptors) {
   Start({}, {.all = 2, .of_uid = 1});
   const UniqueFd first = Connect(), second = Connect();
   Say(first, kPreface);

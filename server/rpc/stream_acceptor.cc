@@ -1,4 +1,4 @@
-#include "server/rpc/grpc_acceptor.h"
+#include "server/rpc/stream_acceptor.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -30,18 +30,19 @@ static_assert(kHttp2Preface.size() == kStepPreface.size());
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<GrpcAcceptor>> GrpcAcceptor::Start(const GrpcAcceptorOptions& options,
-                                                                  Connections* connections, RpcStats* stats,
-                                                                  HandOver to_grpc, HandOver to_frames) {
+absl::StatusOr<std::unique_ptr<StreamAcceptor>> StreamAcceptor::Start(const StreamAcceptorOptions& options,
+                                                                      Connections* connections,
+                                                                      RpcStats* stats, HandOver to_grpc,
+                                                                      HandOver to_frames) {
   ASSIGN_OR_RETURN(UniqueFd listener,
                    ListenUnix({.path = options.path, .type = SOCK_STREAM, .group = options.group}));
-  std::unique_ptr<GrpcAcceptor> acceptor(new GrpcAcceptor(options, connections, stats, std::move(to_grpc),
-                                                          std::move(to_frames), std::move(listener)));
+  std::unique_ptr<StreamAcceptor> acceptor(new StreamAcceptor(options, connections, stats, std::move(to_grpc),
+                                                              std::move(to_frames), std::move(listener)));
   RETURN_IF_ERROR(acceptor->Begin());
   return acceptor;
 }
 
-absl::Status GrpcAcceptor::Begin() {
+absl::Status StreamAcceptor::Begin() {
   epoll_.Reset(epoll_create1(EPOLL_CLOEXEC));
   stop_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   spare_.Reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
@@ -54,20 +55,20 @@ absl::Status GrpcAcceptor::Begin() {
   return absl::OkStatus();
 }
 
-GrpcAcceptor::~GrpcAcceptor() {
+StreamAcceptor::~StreamAcceptor() {
   if (!thread_.joinable()) return;
   const uint64_t one = 1;
   KVPOOL_CHECK(write(stop_.get(), &one, sizeof(one)) == sizeof(one), "eventfd write: errno %d", errno);
   thread_.join();
 }
 
-absl::Status GrpcAcceptor::Watch(int fd, uint64_t key) {
+absl::Status StreamAcceptor::Watch(int fd, uint64_t key) {
   epoll_event event{.events = EPOLLIN | EPOLLRDHUP, .data = {.u64 = key}};
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat("epoll_ctl: ", strerror(errno)));
 }
 
-void GrpcAcceptor::Run() {
+void StreamAcceptor::Run() {
   std::array<epoll_event, 64> ready;
   for (;;) {
     int timeout_ms = -1;
@@ -97,7 +98,7 @@ void GrpcAcceptor::Run() {
   }
 }
 
-void GrpcAcceptor::Accept() {
+void StreamAcceptor::Accept() {
   for (int i = 0; i < kAcceptsPerTurn; ++i) {
     UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.valid()) {
@@ -142,7 +143,7 @@ void GrpcAcceptor::Accept() {
   }
 }
 
-void GrpcAcceptor::OnReadable(uint64_t id) {
+void StreamAcceptor::OnReadable(uint64_t id) {
   const auto found = silent_.find(id);
   if (found == silent_.end()) return;
   const int fd = found->second.socket.get();
@@ -165,7 +166,7 @@ void GrpcAcceptor::OnReadable(uint64_t id) {
   silent_.erase(found);
 }
 
-bool GrpcAcceptor::Admit(int fd, const std::shared_ptr<PeerCredentials>& peer) {
+bool StreamAcceptor::Admit(int fd, const std::shared_ptr<PeerCredentials>& peer) {
   // Where the process can't be watched, its cgroup is not known: no rule that names one matches it.
   const absl::StatusOr<UniqueFd> pidfd = PidfdOf(fd, *peer);
   if (pidfd.ok()) peer->cgroup = CgroupOf(peer->pid, pidfd->get());
@@ -174,13 +175,13 @@ bool GrpcAcceptor::Admit(int fd, const std::shared_ptr<PeerCredentials>& peer) {
   return added.ok();
 }
 
-void GrpcAcceptor::CloseOldest(ConnectionRefusal why, const absl::Status& status) {
+void StreamAcceptor::CloseOldest(ConnectionRefusal why, const absl::Status& status) {
   Refuse(why, silent_.begin()->second.peer, status);
   silent_.erase(silent_.begin());
 }
 
-void GrpcAcceptor::Refuse(ConnectionRefusal why, std::shared_ptr<const PeerCredentials> peer,
-                          const absl::Status& status) {
+void StreamAcceptor::Refuse(ConnectionRefusal why, std::shared_ptr<const PeerCredentials> peer,
+                            const absl::Status& status) {
   stats_->CountRefusedConnection(why);
   refusals_.Add({.process = std::move(peer), .address = "unknown", .names = {}}, "connect", status);
 }

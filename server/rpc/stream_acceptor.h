@@ -11,8 +11,8 @@
 // Silent connections are few, and a newcomer displaces the oldest, since clients speak first and at once. Each that is closed here
 // is counted (kvpool_rpc_connections_refused_total), and has a line in the log within RefusalLog's bounds; one that hangs up by
 // itself has neither.
-#ifndef KVPOOL_SERVER_RPC_GRPC_ACCEPTOR_H_
-#define KVPOOL_SERVER_RPC_GRPC_ACCEPTOR_H_
+#ifndef KVPOOL_SERVER_RPC_STREAM_ACCEPTOR_H_
+#define KVPOOL_SERVER_RPC_STREAM_ACCEPTOR_H_
 
 #include <atomic>
 #include <cstdint>
@@ -31,7 +31,7 @@
 
 namespace kvpool {
 
-struct GrpcAcceptorOptions {
+struct StreamAcceptorOptions {
   std::string path;
   std::optional<uint32_t> group;
   uint64_t preface_timeout_ms = 5000;
@@ -39,17 +39,17 @@ struct GrpcAcceptorOptions {
   int fd_ceiling = 0;  // AttachServerOptions::fd_ceiling.
 };
 
-class GrpcAcceptor {
+class StreamAcceptor {
  public:
   // Takes a connected, non-blocking socket, which is in `connections` by then, and of which nothing was read; called on the acceptor's
   // thread.
   using HandOver = std::function<void(UniqueFd, std::shared_ptr<const PeerCredentials>)>;
   // `connections` and `stats` outlive the acceptor.
-  static absl::StatusOr<std::unique_ptr<GrpcAcceptor>> Start(const GrpcAcceptorOptions& options,
-                                                             Connections* connections, RpcStats* stats,
-                                                             HandOver to_grpc, HandOver to_frames);
+  static absl::StatusOr<std::unique_ptr<StreamAcceptor>> Start(const StreamAcceptorOptions& options,
+                                                               Connections* connections, RpcStats* stats,
+                                                               HandOver to_grpc, HandOver to_frames);
   // Accepts no more, and joins.
-  ~GrpcAcceptor();
+  ~StreamAcceptor();
 
  private:
   struct Silent {
@@ -58,8 +58,8 @@ class GrpcAcceptor {
     uint64_t deadline_ms;
   };
 
-  GrpcAcceptor(GrpcAcceptorOptions options, Connections* connections, RpcStats* stats, HandOver to_grpc,
-               HandOver to_frames, UniqueFd listener)
+  StreamAcceptor(StreamAcceptorOptions options, Connections* connections, RpcStats* stats, HandOver to_grpc,
+                 HandOver to_frames, UniqueFd listener)
       : options_(std::move(options)),
         connections_(connections),
         stats_(stats),
@@ -78,7 +78,7 @@ class GrpcAcceptor {
   // `peer` may be null: it is not known.
   void Refuse(ConnectionRefusal why, std::shared_ptr<const PeerCredentials> peer, const absl::Status& status);
 
-  const GrpcAcceptorOptions options_;
+  const StreamAcceptorOptions options_;
   Connections* const connections_;
   RpcStats* const stats_;
   const HandOver to_grpc_, to_frames_;
@@ -93,4 +93,4 @@ class GrpcAcceptor {
 
 }  // namespace kvpool
 
-#endif  // KVPOOL_SERVER_RPC_GRPC_ACCEPTOR_H_
+#endif  // KVPOOL_SERVER_RPC_STREAM_ACCEPTOR_H_
