@@ -95,7 +95,8 @@ class Session {
   // Opens a session, or joins one as another of its members (`invitation` is from its Invitation()). Returns
   // when the memory is mapped and, without warm-up, the guaranteed blocks can be leased. UNAVAILABLE: there
   // is no daemon, or it is draining; FAILED_PRECONDITION: the layout or fingerprint differs from the space's,
-  // naming both sides; RESOURCE_EXHAUSTED: the guarantee cannot be given, with the numbers.
+  // naming both sides, or the daemon is too old for this library; RESOURCE_EXHAUSTED: the guarantee cannot be
+  // given, with the numbers.
   static absl::StatusOr<std::unique_ptr<Session>> Open(const SessionOptions& options);
   static absl::StatusOr<std::unique_ptr<Session>> Join(const SessionOptions& options,
                                                        std::string_view invitation);
