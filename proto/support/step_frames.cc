@@ -56,7 +56,8 @@ void StepFrameReader::MakeRoom(size_t bytes) {
       capacity_ = 0;
     }
   }
-  if (capacity_ - begin_ >= bytes && capacity_ > end_) return;
+  // What there is gets filled first: each growth copies.
+  if (capacity_ > end_ && (begin_ == 0 || capacity_ - begin_ >= bytes)) return;
   // It grows as the bytes come, not by what a peer says that there will be.
   const size_t held = end_ - begin_;
   const size_t capacity = std::max(kReadBytes, std::min(bytes, 2 * held + kReadBytes));

@@ -21,6 +21,10 @@
 #include "absl/strings/str_cat.h"
 #include "proto/support/status_macros.h"
 
+#ifndef SO_PASSRIGHTS  // A C library of before has it not.
+#define SO_PASSRIGHTS 83
+#endif
+
 namespace kvpool {
 namespace {
 
@@ -159,6 +163,10 @@ absl::StatusOr<UniqueFd> ListenUnix(const ListenOptions& options) {
     return SystemError(absl::StrCat("giving ", path, " to group ", *options.group), errno);
   }
   if (chmod(path.c_str(), 0660) != 0) return SystemError(absl::StrCat("chmod 0660 ", path), errno);
+  // A peer sends no descriptor: one that nobody takes is closed by the thread that reads, and closing may take as long as its owner likes
+  // (SO_LINGER). Connections have this from their listener. Linux before 6.16 does not know it.
+  const int no = 0;
+  (void)setsockopt(listener.get(), SOL_SOCKET, SO_PASSRIGHTS, &no, sizeof(no));
   if (listen(listener.get(), 1024) != 0) return SystemError(absl::StrCat("listening on ", path), errno);
   return listener;
 }

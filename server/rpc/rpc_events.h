@@ -37,7 +37,7 @@ class RpcAlarm {
   virtual ~RpcAlarm() = default;
   // The tag comes back at once. Any thread, if it is one at a time.
   virtual void Set(RpcTag* tag) = 0;
-  // It comes back after a while, or when Cancel is called. On the queue's thread.
+  // It comes back after a while, or when Cancel is called, once. On the queue's thread.
   virtual void SetAfter(std::chrono::milliseconds time, RpcTag* tag) = 0;
   virtual void Cancel() = 0;
 };

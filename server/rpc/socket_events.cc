@@ -26,16 +26,17 @@ class SocketEvents::Alarm final : public RpcAlarm {
   explicit Alarm(SocketEvents* events) : events_(*events) {}
   void Set(RpcTag* tag) override { events_.Post(tag); }
   void SetAfter(std::chrono::milliseconds time, RpcTag* tag) override {
-    timer_ = events_.timers_.emplace(NowNs() + static_cast<uint64_t>(time.count()) * kNsPerMs, tag);
+    timer_ = {NowNs() + static_cast<uint64_t>(time.count()) * kNsPerMs, tag};
+    events_.timers_.insert(timer_);
   }
   void Cancel() override {
-    events_.Return(timer_->second, false);
-    events_.timers_.erase(timer_);
+    // Else it was due, and its tag is on its way.
+    if (events_.timers_.erase(timer_) > 0) events_.Return(timer_.second, false);
   }
 
  private:
   SocketEvents& events_;
-  Timers::iterator timer_;
+  Timers::value_type timer_;
 };
 
 absl::StatusOr<std::unique_ptr<SocketEvents>> SocketEvents::Make() {

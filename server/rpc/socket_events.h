@@ -10,8 +10,9 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <memory>
+#include <set>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -56,7 +57,7 @@ class SocketEvents final : public RpcEvents {
 
  private:
   class Alarm;
-  using Timers = std::multimap<uint64_t, RpcTag*>;  // Keyed by NowNs.
+  using Timers = std::set<std::pair<uint64_t, RpcTag*>>;  // By NowNs. A tag is in one alarm at a time.
 
   SocketEvents(UniqueFd epoll, UniqueFd wake) : epoll_(std::move(epoll)), wake_(std::move(wake)) {}
   bool Take(Event* event);

@@ -174,6 +174,8 @@ void StepCall::OnBegun(bool ok) {
   }
   if (next_ && !method_.queue->stopping()) next_();
   method_.queue->Begin(this);
+  // Those that stop did not know of it.
+  if (method_.queue->stopping()) return Abandon();
   caller_.peer = transport_->peer();
   if (caller_.peer.process == nullptr) {
     return End(absl::PermissionDeniedError(
@@ -197,7 +199,11 @@ void StepCall::OnRead(bool ok) {
   method_.queue->CountRead(received_bytes_);
   if (const absl::Status read = transport_->TakeRead(&reader_); !read.ok()) return End(read);
   if (member_ == nullptr) {
-    if (Opens(reader_.request())) return OpenMember();
+    if (Opens(reader_.request())) {
+      // It was heard of already, and nothing else would tell.
+      if (over_ && transport_->gone()) return End(absl::CancelledError("the caller is gone"));
+      return OpenMember();
+    }
     const absl::Status bound = Bind(reader_.request().member_token());
     if (!bound.ok()) return End(bound);
   }

@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <string_view>
@@ -14,6 +15,19 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+
+namespace {
+
+int arrays_made = 0;
+
+}  // namespace
+
+void* operator new[](size_t size) {
+  ++arrays_made;
+  return malloc(size);
+}
+void operator delete[](void* array) noexcept { free(array); }
+void operator delete[](void* array, size_t) noexcept { free(array); }
 
 namespace kvpool {
 namespace {
@@ -104,6 +118,22 @@ TEST_F(StepFramesTest, AFrameMayComeByteByByte) {
   }
   ExpectFrame(frame);
   EXPECT_EQ(Next(), Read::kNoneYet);
+}
+
+TEST_F(StepFramesTest, ALargeFrameIsNotCopiedForEachByte) {
+  const std::string bytes = Encoded(Text(kMostBytes));
+  size_t sent = 0;
+  while (sent < bytes.size() / 4) {
+    Send(std::string_view(bytes).substr(sent, 4096));
+    sent += 4096;
+    ASSERT_EQ(Next(), Read::kNoneYet);
+  }
+  const int made = arrays_made;
+  for (int i = 0; i < 1000; ++i) {
+    Send(std::string_view(bytes).substr(sent++, 1));
+    ASSERT_EQ(Next(), Read::kNoneYet);
+  }
+  EXPECT_LE(arrays_made, made + 1);
 }
 
 TEST_F(StepFramesTest, SeveralFramesComeInOneRead) {

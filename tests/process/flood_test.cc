@@ -13,6 +13,8 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/security/credentials.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -34,6 +36,7 @@
 #include "kvpool/v1/engine.pb.h"
 #include "kvpool/v1/operator.pb.h"
 #include "proto/support/mutex.h"
+#include "proto/support/step_frames.h"
 #include "server/base/clock.h"
 #include "server/daemon/daemon.h"
 #include "server/rpc/grpc_server.h"
@@ -393,6 +396,78 @@ class FloodTest : public testing::Test {
   std::unique_ptr<GrpcServer> server_;
   std::vector<std::shared_ptr<grpc::Channel>> channels_;  // The last is the victim's.
 };
+
+// Connections of frames that come while the queue's thread is at work.
+class LateFramesTest : public FloodTest {
+ protected:
+  // Holds the thread in a batch of a stream that stays open.
+  void HoldThread() {
+    holder_ = Open("holder");
+    held_ = OpenStep(StepBy::kFrames, nullptr, path());
+    v1::StepResponse bound;
+    ASSERT_TRUE(held_->Write(BatchOf(holder_, TouchOp({}), 1)) && held_->Read(&bound));
+    turnstile_.Shut();
+    ASSERT_TRUE(held_->Write(BatchOf(holder_, TouchOp({holder_.subject.sealed}), 1)));
+    ASSERT_TRUE(turnstile_.AwaitStopped(1));
+  }
+  // Returns when the acceptor has handed over what was connected before.
+  void AwaitAcceptor() const {
+    const UniqueFd socket(*ConnectStepSocket(path()));
+    // Its first bytes were right, so that another's are needed, which is closed at once.
+    const UniqueFd wrong(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    path().copy(address.sun_path, sizeof(address.sun_path) - 1);
+    ASSERT_EQ(connect(wrong.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+    ASSERT_EQ(send(wrong.get(), "no preface", 10, MSG_NOSIGNAL), 10);
+    char byte;
+    EXPECT_LE(recv(wrong.get(), &byte, 1, 0), 0);
+  }
+  std::string path() const { return directory_.path() + "/socket"; }
+
+  Client holder_;
+  std::unique_ptr<RawStepStream> held_;
+};
+
+TEST_F(LateFramesTest, EndWithADaemonThatStops) {
+  Start();
+  HoldThread();
+  auto late = OpenStep(StepBy::kFrames, nullptr, path());
+  AwaitAcceptor();
+  // The thread finds the connection first, and then that it is to stop.
+  std::thread stops([this] { server_->Stop(std::chrono::milliseconds(0)); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  turnstile_.Open();
+  stops.join();
+  v1::StepResponse answer;
+  EXPECT_FALSE(late->Read(&answer)) << "it was not heard of";
+}
+
+TEST_F(LateFramesTest, AnOpeningWhoseCallerIsGoneOpensNothing) {
+  Start();
+  HoldThread();
+  Engine engine(daemon_.get(), "gone", PeerCredentials{99, geteuid(), getegid()});
+  v1::StepRequest batch;
+  v1::OpenSession& opening = *batch.add_operations()->mutable_open_session() = VerbSession();
+  opening.set_attach_token(engine.attach_token);
+  opening.mutable_fingerprint()->set_digest("a model of its own");
+  {
+    auto gone = OpenStep(StepBy::kFrames, nullptr, path());
+    ASSERT_TRUE(gone->Write(batch));
+  }
+  // The sockets are looked at between its first tag and its second one.
+  std::vector<UniqueFd> others;
+  for (int i = 0; i < 20; ++i) others.push_back(*ConnectStepSocket(path()));
+  AwaitAcceptor();
+  const size_t spaces = daemon_->Snapshot().spaces.size();
+  turnstile_.Open();
+  v1::StepResponse answer;
+  ASSERT_TRUE(held_->Read(&answer));
+  const auto next = OpenStep(StepBy::kFrames, nullptr, path());
+  ASSERT_TRUE(next->Write(BatchOf(holder_, TouchOp({}), 1)) && next->Read(&answer));
+  EXPECT_EQ(stats_.Snapshot().methods["Step"].errors["CANCELLED"], 1u);
+  EXPECT_EQ(daemon_->Snapshot().spaces.size(), spaces);
+}
 
 // Verb, and whether it comes in batches of Step streams.
 class VerbFloodTest : public FloodTest, public testing::WithParamInterface<std::tuple<std::string, bool>> {

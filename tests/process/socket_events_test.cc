@@ -103,6 +103,22 @@ TEST_F(SocketEventsTest, AlarmsComeWhenTheyAreDueOrCancelled) {
   EXPECT_EQ(said_, "a+b-");
 }
 
+TEST_F(SocketEventsTest, AnAlarmThatWasDueComesOnceThoughItIsCancelled) {
+  const auto alarm = events_->MakeAlarm();
+  alarm->SetAfter(std::chrono::milliseconds(1), &a_);
+  std::this_thread::sleep_for(std::chrono::milliseconds(3));
+  // While others come back it is found to be due, and waits behind them.
+  for (int i = 0; i < 10; ++i) events_->Return(&b_, true);
+  RpcEvents::Event event;
+  for (int i = 0; i < 9; ++i) {
+    ASSERT_TRUE(events_->Look(&event));
+    ASSERT_EQ(event.tag, &b_);
+  }
+  alarm->Cancel();
+  RunAll();
+  EXPECT_EQ(said_, "b+a+");
+}
+
 TEST_F(SocketEventsTest, SocketsAreHeardBesideATagThatAlwaysComesBack) {
   Watched socket(events_.get());
   socket.Speak();

@@ -9,6 +9,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <string>
@@ -103,6 +105,33 @@ TEST_F(StreamAcceptorTest, WhoSpeaksIsLetInAndWhoHangsUpIsNotRefused) {
   EXPECT_EQ(IsLetIn(framer), 'f');
   EXPECT_EQ(Refused(), Counts());
   EXPECT_EQ(Log(), "");
+}
+
+// Closing it may take as long as the peer likes, on the thread that reads.
+TEST_F(StreamAcceptorTest, NobodySendsADescriptor) {
+  Start({});
+  int knows = 0;
+  socklen_t size = sizeof(knows);
+  const UniqueFd client = Connect();
+  constexpr int kSoPassRights = 83;
+  if (getsockopt(client.get(), SOL_SOCKET, kSoPassRights, &knows, &size) != 0) {
+    GTEST_SKIP() << "this kernel can't refuse descriptors (Linux 6.16 can)";
+  }
+  iovec bytes = {.iov_base = const_cast<char*>(kStepPreface.data()), .iov_len = kStepPreface.size()};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message = {};
+  message.msg_iov = &bytes;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  cmsghdr* const rights = CMSG_FIRSTHDR(&message);
+  rights->cmsg_level = SOL_SOCKET;
+  rights->cmsg_type = SCM_RIGHTS;
+  rights->cmsg_len = CMSG_LEN(sizeof(int));
+  const int sent = client.get();
+  memcpy(CMSG_DATA(rights), &sent, sizeof(sent));
+  EXPECT_EQ(sendmsg(client.get(), &message, MSG_NOSIGNAL), -1);
+  EXPECT_EQ(errno, EPERM);
 }
 
 TEST_F(StreamAcceptorTest, OtherBytesThanThePreface) {
