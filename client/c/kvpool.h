@@ -41,7 +41,7 @@ enum {
   KVPOOL_DEADLINE_EXCEEDED = 4,   /* The call may be repeated. */
   KVPOOL_NOT_FOUND = 5,           /* There is no such session, block, … */
   KVPOOL_RESOURCE_EXHAUSTED = 8,  /* Too few blocks, a cap, or a full queue. */
-  KVPOOL_FAILED_PRECONDITION = 9, /* Layout mismatch, closed session, a fork of the opening process, or a daemon that is too old. */
+  KVPOOL_FAILED_PRECONDITION = 9, /* Layout mismatch, closed or forked session, or a daemon too old. */
   KVPOOL_ABORTED = 10,            /* The session ended. */
   KVPOOL_UNAVAILABLE = 14         /* No daemon is there, or it is gone. */
 };
