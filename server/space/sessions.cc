@@ -135,7 +135,9 @@ void Sessions::End(Turn& turn, Session* session, EndKind kind, const std::string
   session->ready = false;
   if (kind == EndKind::kClosed) session->closer = except;
   for (const auto& member : session->members) {
-    if (member->log != nullptr) member->log->OnEnded();
+    if (member->log == nullptr) continue;
+    if (member.get() == session->closer && member->identity.gives_back) member->log->OnUnmaps();
+    member->log->OnEnded();
   }
   session->end_reason = reason;
   if (session->holder != kNobody) pool_.EndSession(session->holder);

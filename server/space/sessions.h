@@ -64,14 +64,14 @@ class Sessions {
   bool empty() const { return sessions_.empty(); }
   // No session, and no process that may still map the space's slabs.
   bool idle() const { return empty() && mapping_processes_ == 0; }
-  // Processes that an earlier daemon sent slabs, and of these some that have ended.
-  void AddMappingProcesses(size_t count) {
+  // Processes that an earlier daemon sent slabs, so many of which do not give back; and of these some that have ended.
+  void AddMappingProcesses(size_t count, size_t keeping) {
     mapping_processes_ += static_cast<uint32_t>(count);
-    keeping_processes_ += static_cast<uint32_t>(count);
+    keeping_processes_ += static_cast<uint32_t>(keeping);
   }
-  void RemoveMappingProcesses(const Turn& turn, size_t count) {
+  void RemoveMappingProcesses(const Turn& turn, size_t count, size_t keeping) {
     mapping_processes_ -= static_cast<uint32_t>(count);
-    keeping_processes_ -= static_cast<uint32_t>(count);
+    keeping_processes_ -= static_cast<uint32_t>(keeping);
     last_used_ms_ = turn.now;
   }
   // No session, and such a process is alive.
