@@ -134,6 +134,7 @@ class MemberLog {
     Kind kind{};
     bool on_stream = false;
     uint64_t dead_since = 0;  // The turn in which it ceased to be of use; 0: it has not.
+    bool unfinished = false;  // A verb that is over, which nothing in the log says.
   };
   using Id = std::pair<uint64_t, uint32_t>;  // Sequence and index.
 
@@ -153,6 +154,7 @@ class MemberLog {
   void Lose(Id id, bool on_stream);
   // What is lost of it does not matter any more.
   void Regain(Id id);
+  void UpdateLossy() { Set(&header().lossy, !lost_.empty() || unfinished_ > 0); }
   Slot& SlotOf(uint64_t number) { return slots_[number - first_slot_]; }
   // Dead entries at the beginning make room.
   void Trim();
@@ -167,6 +169,8 @@ class MemberLog {
   // Verbs that are not over, and results that the stream has not heard, for which there was no room; the value says whether
   // the verb is on the stream.
   absl::flat_hash_map<Id, bool> lost_;
+  // So many slots are of verbs for whose completion there was no room: the next daemon would wait for them.
+  uint64_t unfinished_ = 0;
 };
 
 }  // namespace kvpool
