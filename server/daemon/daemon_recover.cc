@@ -140,6 +140,11 @@ absl::Status Daemon::RecoverSpace(std::unique_ptr<SpaceTable> table, Remains rem
           {.process = std::move(*processes.at(token)), .log = std::move(remains.logs.at(token).kept)});
     }
   }
+  for (const std::shared_ptr<OldMember>& member : remains.members) {
+    if (member->keeps) continue;
+    const std::string token(member->facts.token, sizeof(member->facts.token));
+    member->log = std::move(remains.logs.at(token).kept);  // For the daemon after this one.
+  }
   for (const RecoveredPool::Session& session : found.sessions) {
     *last_session = std::max(*last_session, session.id);
   }
@@ -193,7 +198,8 @@ absl::StatusOr<std::vector<Resumable>> Daemon::SessionsOf(const std::shared_ptr<
                       .token = token,
                       .scheduler = facts.scheduler != 0,
                       .rank = facts.rank},
-         .log = *std::move(log)});
+         .log = *std::move(log),
+         .old = old});
   }
   std::vector<Resumable> resumable;
   for (auto& [id, session] : sessions) {

@@ -138,7 +138,8 @@ bool BlockPool::Tidy(uint32_t blocks) {
   Rep& r = *rep_;
   r.BeginVerb(r.now_ms, 0);
   while (blocks > 0 && !r.ending.empty()) r.GoOnEnding(&blocks);
-  for (r.steps_left = blocks; r.steps_left > 0 && !r.owed.empty();) {
+  r.GiveSteps(blocks);
+  while (r.steps_left > 0 && !r.owed.empty()) {
     const uint32_t b = r.owed.back();
     r.owed.pop_back();
     --r.steps_left;
@@ -359,6 +360,7 @@ uint32_t BlockPool::available() const { return rep_->available(); }
 uint32_t BlockPool::promised() const { return rep_->promised; }
 uint32_t BlockPool::pinned() const { return rep_->protected_blocks; }
 uint32_t BlockPool::pin_budget() const { return rep_->pin_budget(); }
+uint32_t BlockPool::steps() const { return rep_->steps_given - rep_->steps_left; }
 const PoolCounters& BlockPool::counters() const { return rep_->counters; }
 bool BlockPool::decides_outside() const { return rep_->policy.decides_outside(); }
 void BlockPool::TellPolicy() { rep_->policy.TellAll(); }

@@ -257,6 +257,8 @@ class BlockPool {
   // Blocks under the pin budget, and the budget.
   uint32_t pinned() const;
   uint32_t pin_budget() const;
+  // Blocks in front of those that it named which the last verb visited: each is as much work as one that it named.
+  uint32_t steps() const;
   const PoolCounters& counters() const;
   // The direct evictions since the last call, for histograms; at most 4096 are kept.
   std::vector<Eviction> TakeDirectEvictions();

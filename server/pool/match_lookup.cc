@@ -74,17 +74,18 @@ void MatchLookup::Resolve(size_t q, uint64_t begin, uint64_t end) {
   const absl::Span<const BlockKey> keys = queries_[q].keys;
   std::array<uint64_t, kLookupChunk> hashes;
   for (uint64_t at = begin; at < end; at += kLookupChunk) {
-    const uint64_t n = std::min<uint64_t>(kLookupChunk, end - at);
-    for (uint64_t i = 0; i < n; ++i) {
-      hashes[i] = HashKey(keys[at + i]);
-      r_.index.PrefetchBucket(hashes[i]);
+    std::array<uint64_t, kLookupChunk> unknown;
+    uint64_t n = 0;
+    for (uint64_t i = at; i < std::min(at + kLookupChunk, end); ++i) {
+      if (ids[i] != kUnknown) continue;
+      unknown[n] = i;
+      hashes[n] = HashKey(keys[i]);
+      r_.index.PrefetchBucket(hashes[n++]);
     }
     for (uint64_t i = 0; i < n; ++i) r_.index.PrefetchRecord(hashes[i]);
-    for (uint64_t i = 0; i < n; ++i) {
-      if (ids[at + i] == kUnknown) ids[at + i] = r_.index.Find(hashes[i], keys[at + i]);
-    }
+    for (uint64_t i = 0; i < n; ++i) ids[unknown[i]] = r_.index.Find(hashes[i], keys[unknown[i]]);
+    budget_ -= std::min(budget_, n);
   }
-  budget_ -= std::min(budget_, end - begin);
 }
 
 // Shortens steps_ and run_steps_ to the leading steps whose blocks of query q are all resident. False: the budget

@@ -110,9 +110,10 @@ class PoolRep final {
   // are like.
   void BeginVerb(TimeMs now, size_t names) {
     now_ms = now;
-    steps_left = kMostSteps + static_cast<uint32_t>(2 * names);
+    GiveSteps(kMostSteps + static_cast<uint32_t>(2 * names));
     denied = 0;
   }
+  void GiveSteps(uint32_t steps) { steps_given = steps_left = steps; }
   void SetState(uint32_t b, BlockState state) {
     --counts[static_cast<size_t>(records[b].state())];
     ++counts[static_cast<size_t>(state)];
@@ -271,7 +272,8 @@ class PoolRep final {
   // ---- The verb that runs
   static constexpr uint32_t kMostSteps = 8192;
   TimeMs now_ms = 0;
-  uint32_t steps_left = 0;  // So many blocks in front of those named it may visit.
+  uint32_t steps_left = 0;  // So many blocks in front of those named it may visit, of
+  uint32_t steps_given = 0;
   // The block that it refused last, or 0. Room only shrinks during a verb, so all blocks behind it are
   // refused too: a chain that is named block by block is not walked anew for each.
   uint32_t denied = 0;

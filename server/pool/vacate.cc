@@ -13,6 +13,9 @@ namespace {
 
 // A small pool keeps so many notes of children without looking whether they hold.
 constexpr uint64_t kLeastNotes = 65536;
+// Notes of one parent are gone through when it moves. Beyond so many times the children that may move with it all is looked at
+// anew.
+constexpr uint64_t kMostNotesPerChild = 4;
 
 }  // namespace
 
@@ -124,6 +127,11 @@ bool BlockPool::Move(Holder own, TimeMs now, BlockRef from, BlockRef to, uint32_
   std::vector<uint32_t> children;
   if (old.children > 0) {
     if (old.children > most_children || r.noted <= r.capacity) return false;
+    // Many have come and gone since.
+    if (r.children_of[f].size() > kMostNotesPerChild * most_children) {
+      r.ForgetChildren();
+      return false;
+    }
     children = *r.ChildrenOf(f);
     KVPOOL_CHECK(children.size() == old.children, "block %u has %u children, %zu noted", f, old.children,
                  children.size());

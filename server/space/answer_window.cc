@@ -47,6 +47,7 @@ void AnswerWindow::Forget(Slot* slot) {
   bytes_.Subtract(slot->bytes);
   slot->bytes = 0;
   slot->sequence = 0;
+  kept_ -= slot->completed.size();
   slot->completed.clear();
   slot->answer.clear();
   if (slot->answer.capacity() > kKeptBuffer) slot->answer.shrink_to_fit();
@@ -90,6 +91,7 @@ void AnswerWindow::Complete(uint64_t sequence, uint32_t index, const v1::Operati
 
 void AnswerWindow::Keep(uint64_t sequence, uint32_t index, const v1::OperationResult& result) {
   (*slots_)[sequence % kAnswers].completed.emplace_back(index, result);
+  ++kept_;
 }
 
 size_t AnswerWindow::Replay(uint64_t sequence, v1::StepResponse* answer) const {

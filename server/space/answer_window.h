@@ -30,6 +30,9 @@ namespace kvpool {
 class AnswerWindow {
  public:
   static constexpr uint64_t kAnswers = 64;
+  // Results of parked operations of a stream that it keeps, beyond which a repetition has the others as completions: all may
+  // be forgotten at once.
+  static constexpr size_t kMostKept = 4096;
   enum class Seen { kNew, kRemembered, kForgotten };
   Seen Look(uint64_t sequence) const;
   void Acknowledge(uint64_t through);
@@ -54,6 +57,8 @@ class AnswerWindow {
   void Recall(uint64_t sequence, std::string answer);
 
   uint64_t floor() const { return floor_; }
+  // Results of parked operations that are here.
+  size_t kept() const { return kept_; }
 
  private:
   struct Slot {
@@ -68,6 +73,7 @@ class AnswerWindow {
 
   uint64_t floor_ = 0;
   uint64_t newest_ = 0;
+  size_t kept_ = 0;
   Unacknowledged bytes_;
   MemberLog* log_ = nullptr;                           // Null: nothing of it outlives the daemon.
   std::unique_ptr<std::array<Slot, kAnswers>> slots_;  // Made by the first answer.

@@ -1,5 +1,6 @@
 #include "server/space/completions.h"
 
+#include <algorithm>
 #include <iterator>
 
 namespace kvpool {
@@ -25,11 +26,12 @@ void Completions::Take(size_t bytes, v1::StepResponse* response) {
   }
 }
 
-std::vector<uint32_t> Completions::Fold(size_t bytes, v1::StepResponse* answer) {
+std::vector<uint32_t> Completions::Fold(size_t bytes, size_t most, v1::StepResponse* answer) {
   std::vector<uint32_t> folded;
+  most = std::min(most, kMostFolded);
   size_t taken = 0;
   auto of_batch = by_sequence_.lower_bound({answer->sequence(), 0});
-  while (of_batch != by_sequence_.end() && of_batch->first == answer->sequence()) {
+  while (folded.size() < most && of_batch != by_sequence_.end() && of_batch->first == answer->sequence()) {
     const auto it = entries_.find(of_batch->second);
     v1::Completion& completion = it->second.completion;
     taken += it->second.bytes;

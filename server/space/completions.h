@@ -29,6 +29,7 @@ class Completions {
  public:
   // Some 0.5 ms of copying.
   static constexpr size_t kMostTaken = 4096;
+  static constexpr size_t kMostFolded = 1024;
 
   bool any_waiting() const { return !entries_.empty() && entries_.rbegin()->first >= next_; }
   // Those that are waiting or sent.
@@ -42,8 +43,8 @@ class Completions {
   // Those that wait go into the response: at most `bytes` of them, or one that is larger, and at most kMostTaken.
   void Take(size_t bytes, v1::StepResponse* response);
   // The results of the batch's parked verbs go into their places in its answer, which carries them from now on: as many as
-  // fit into so many bytes. Answers their indices.
-  std::vector<uint32_t> Fold(size_t bytes, v1::StepResponse* answer);
+  // fit into so many bytes, and at most `most` and kMostFolded. Answers their indices.
+  std::vector<uint32_t> Fold(size_t bytes, size_t most, v1::StepResponse* answer);
   // The answer to this batch is behind what was sent up to now on the stream.
   void ConfirmBy(uint64_t sequence);
   // Answers through this sequence have arrived: drops at most so many of what was in front of them. True: there are more.

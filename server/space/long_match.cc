@@ -36,17 +36,15 @@ void AppendRefs(absl::Span<const BlockRef> refs, google::protobuf::RepeatedField
 }
 
 void LogMatch(EventLog* log, uint64_t space, uint64_t session, TimeMs now, const GroupQuery& query,
-              std::vector<uint64_t>* words) {
-  words->clear();
-  for (const BlockKey& key : query.keys) words->push_back(log->Hash(key));
+              absl::Span<const uint64_t> words) {
   log->Add({.kind = EventKind::kMatch,
             .group = static_cast<uint8_t>(query.group),
-            .words = static_cast<uint32_t>(words->size()),
+            .words = static_cast<uint32_t>(words.size()),
             .time_ms = now,
             .space = space,
             .session = session,
             .tokens_per_block = query.tokens_per_block},
-           *words);
+           words);
 }
 
 LongMatch::LongMatch(SpaceState* state, EventLog* log, Session* session, const v1::Match& match)
@@ -101,8 +99,12 @@ bool LongMatch::ReadKeys(Turn& turn) {
   }
   if (log_ == nullptr) return true;
   std::vector<uint64_t> words;
-  LogMatch(log_, state_.facts.id, session_->terms.id, turn.now, queries_[0], &words);
-  return Pause(turn, queries_[0].keys.size());
+  for (const BlockKey& key : queries_[0].keys) {
+    words.push_back(log_->Hash(key));
+    if (words.size() % Turn::kNames == 0 && !Pause(turn, Turn::kNames)) return false;
+  }
+  LogMatch(log_, state_.facts.id, session_->terms.id, turn.now, queries_[0], words);
+  return true;
 }
 
 bool LongMatch::Look(Turn& turn) {

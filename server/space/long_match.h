@@ -30,9 +30,9 @@ class EventLog;
 
 v1::MissReason WireReason(MissReason reason);
 void AppendRefs(absl::Span<const BlockRef> refs, google::protobuf::RepeatedField<uint64_t>* wire);
-// Records what was asked of a group. `words` is memory for it.
+// Records what was asked of a group; `words` are its keys' hashes.
 void LogMatch(EventLog* log, uint64_t space, uint64_t session, TimeMs now, const GroupQuery& query,
-              std::vector<uint64_t>* words);
+              absl::Span<const uint64_t> words);
 
 class LongMatch {
  public:

@@ -130,9 +130,11 @@ void MemberLog::Trim() {
     if (slots_.front().kind == Kind::kParked && slots_.front().dead_since >= pool_->turn()) break;
     h.begin += slots_.front().size;
     Ordered();
+    unfinished_ -= slots_.front().unfinished;
     slots_.pop_front();
     ++first_slot_;
   }
+  UpdateLossy();
 }
 
 void MemberLog::Add(uint64_t sequence, std::string_view answer) {
@@ -158,7 +160,10 @@ void MemberLog::Complete(uint64_t sequence, uint32_t index, const v1::OperationR
     return Regain(id);
   }
   if (verb != parked_.end()) {
-    SlotOf(verb->second).dead_since = pool_->turn();
+    Slot& slot = SlotOf(verb->second);
+    slot.dead_since = pool_->turn();
+    slot.unfinished = true;
+    ++unfinished_;
     parked_.erase(verb);
   }
   if (on_stream) return Lose(id, on_stream);
@@ -169,13 +174,13 @@ void MemberLog::Complete(uint64_t sequence, uint32_t index, const v1::OperationR
 
 void MemberLog::Lose(Id id, bool on_stream) {
   lost_[id] = on_stream;
-  Set(&header().lossy, true);
+  UpdateLossy();
 }
 
 void MemberLog::Regain(Id id) {
-  if (lost_.erase(id) == 0 || !lost_.empty()) return;
+  lost_.erase(id);
   Ordered();
-  Set(&header().lossy, false);
+  UpdateLossy();
 }
 
 void MemberLog::Confirm(uint64_t sequence, uint32_t index) {
@@ -245,7 +250,7 @@ void MemberLog::ForgetTorn() {
     h.end = at;
     break;
   }
-  if (h.ended >= torn) h.ended = 0;
+  if (h.ended >= torn) h.ended = h.unmaps = 0;
   // What began in that turn never did. What was done in it was not, and its beginning is what counts.
   if (h.begun >= torn) {
     h.begun = h.done = 0;

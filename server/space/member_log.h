@@ -62,6 +62,8 @@ class MemberLog {
   void SetFence(uint64_t step);
   void OnWarmupDone() { header().warmup_done = pool_->turn(); }
   void OnEnded() { header().ended = pool_->turn(); }
+  // The member ends its session itself, and unmaps what it has of the space. REQUIRES: OnEnded follows in this turn.
+  void OnUnmaps() { header().unmaps = 1; }
   void BeginBatch() { header().begun = pool_->turn(); }
   void EndBatch() {
     header().done = pool_->turn();
@@ -78,6 +80,8 @@ class MemberLog {
   // False: its entering was torn. It was told nothing, and is no member.
   bool entered() const { return header().made != 0; }
   uint32_t index() const { return header().index; }
+  // It has ended its session, and maps nothing of the space any more.
+  bool unmaps() const { return header().ended != 0 && header().unmaps != 0; }
   uint64_t fence() const { return header().fence; }
   bool warmup_done() const { return header().warmup_done != 0; }
   uint64_t floor() const { return header().floor; }
@@ -112,7 +116,8 @@ class MemberLog {
     uint64_t fence, fence_before, fence_turn;  // The one before that turn.
     uint64_t begin, end;                       // Positions.
     uint64_t made;                             // The turn in which the member entered; 0: it has not.
-    uint64_t index;                            // The member's.
+    uint32_t index;                            // The member's.
+    uint32_t unmaps;                           // 1: see OnUnmaps. Versions before it have 0.
     uint64_t torn_batches;  // So many daemons were killed in the middle of its batch, one after another.
   };
   struct Entry {
@@ -129,6 +134,7 @@ class MemberLog {
     Kind kind{};
     bool on_stream = false;
     uint64_t dead_since = 0;  // The turn in which it ceased to be of use; 0: it has not.
+    bool unfinished = false;  // A verb that is over, which nothing in the log says.
   };
   using Id = std::pair<uint64_t, uint32_t>;  // Sequence and index.
 
@@ -148,6 +154,7 @@ class MemberLog {
   void Lose(Id id, bool on_stream);
   // What is lost of it does not matter any more.
   void Regain(Id id);
+  void UpdateLossy() { Set(&header().lossy, !lost_.empty() || unfinished_ > 0); }
   Slot& SlotOf(uint64_t number) { return slots_[number - first_slot_]; }
   // Dead entries at the beginning make room.
   void Trim();
@@ -162,6 +169,8 @@ class MemberLog {
   // Verbs that are not over, and results that the stream has not heard, for which there was no room; the value says whether
   // the verb is on the stream.
   absl::flat_hash_map<Id, bool> lost_;
+  // So many slots are of verbs for whose completion there was no room: the next daemon would wait for them.
+  uint64_t unfinished_ = 0;
 };
 
 }  // namespace kvpool

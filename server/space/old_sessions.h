@@ -25,9 +25,15 @@ struct OldMember {
   uint64_t session = 0;
   KeptMember facts;
   bool ended = false;  // The space's mutex is around it.
+  bool keeps = true;   // It may map slabs until it ends. One that does not says so in its log.
   std::shared_ptr<const UniqueFd> pidfd;
-  Kept kept;
+  Kept kept, log;
 };
+
+inline size_t CountKeeping(absl::Span<const std::shared_ptr<OldMember>> members) {
+  return static_cast<size_t>(
+      std::count_if(members.begin(), members.end(), [](const auto& member) { return member->keeps; }));
+}
 
 class OldSessions {
  public:

@@ -14,6 +14,8 @@ namespace {
 // A member that owes the daemon something, or sits on blocks, and has not called for this long is stale.
 constexpr uint64_t kStaleOwingMs = 5000;
 constexpr uint64_t kStaleIdleMs = 60000;
+// Sessions for whose sinks room is made in one hold of the mutex, each at some 20 us. Many may become ready at once.
+constexpr uint32_t kSinksTogether = 8;
 
 // "session 7 ended: member 0 (pid 4711)"
 std::string EndedBy(const Member& member) {
@@ -135,7 +137,9 @@ void Sessions::End(Turn& turn, Session* session, EndKind kind, const std::string
   session->ready = false;
   if (kind == EndKind::kClosed) session->closer = except;
   for (const auto& member : session->members) {
-    if (member->log != nullptr) member->log->OnEnded();
+    if (member->log == nullptr) continue;
+    if (member.get() == session->closer && member->identity.gives_back) member->log->OnUnmaps();
+    member->log->OnEnded();
   }
   session->end_reason = reason;
   if (session->holder != kNobody) pool_.EndSession(session->holder);
@@ -438,11 +442,16 @@ void Sessions::TellReady(Turn& turn, Member* member, uint32_t slab) {
 }
 
 // A sink stays where it is for as long as its session, and with it the slab: it belongs into the first one.
-void Sessions::MakeRoomForSink(const Turn& turn) {
+bool Sessions::MakeRoomForSink(const Turn& turn) {
   constexpr uint32_t kMostLooked = 2048;
   const uint32_t end = growth_.end_block(1);
   // As long as the space may grow nothing is evicted for it.
-  if (growth_.may_grow() || growth_.entered() < 2 || pool_.lowest_free() < end) return;
+  if (growth_.may_grow() || growth_.entered() < 2 || pool_.lowest_free() < end) return true;
+  if (rooms_made_ == kSinksTogether) {
+    turn.deferred.housekeep = true;
+    return false;
+  }
+  ++rooms_made_;
   std::optional<BlockView> coldest;
   for (uint32_t b = 1; b < std::min(end, kMostLooked); ++b) {
     absl::StatusOr<BlockView> view = pool_.View(BlockId{b}, turn.now);
@@ -450,11 +459,12 @@ void Sessions::MakeRoomForSink(const Turn& turn) {
     if (!coldest.has_value() || view->idle_ms > coldest->idle_ms) coldest = *view;
   }
   if (coldest.has_value()) pool_.Reclaim(turn.now, {&coldest->ref, 1}, EvictReason::kBackground, nullptr);
+  return true;
 }
 
 bool Sessions::LeaseSink(const Turn& turn, Session* session) {
   if (session->sink != kNullRef) return true;
-  MakeRoomForSink(turn);
+  if (!MakeRoomForSink(turn)) return false;
   std::vector<BlockRef> sink;
   if (growth_.Lease(session->holder, turn.now, 1, 1, &sink).growing) return false;
   // Its guarantee covers it.
@@ -493,6 +503,7 @@ void Sessions::CollectWakes(Turn& turn) {
     if (member->listener != nullptr && member->pending()) turn.deferred.wake.push_back(member->listener);
   }
   touched_.clear();
+  rooms_made_ = 0;
 }
 
 void Sessions::Complete(Turn& turn, ParkedVerb verb, const v1::OperationResult& result) {

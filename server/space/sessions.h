@@ -64,14 +64,14 @@ class Sessions {
   bool empty() const { return sessions_.empty(); }
   // No session, and no process that may still map the space's slabs.
   bool idle() const { return empty() && mapping_processes_ == 0; }
-  // Processes that an earlier daemon sent slabs, and of these some that have ended.
-  void AddMappingProcesses(size_t count) {
+  // Processes that an earlier daemon sent slabs, so many of which do not give back; and of these some that have ended.
+  void AddMappingProcesses(size_t count, size_t keeping) {
     mapping_processes_ += static_cast<uint32_t>(count);
-    keeping_processes_ += static_cast<uint32_t>(count);
+    keeping_processes_ += static_cast<uint32_t>(keeping);
   }
-  void RemoveMappingProcesses(const Turn& turn, size_t count) {
+  void RemoveMappingProcesses(const Turn& turn, size_t count, size_t keeping) {
     mapping_processes_ -= static_cast<uint32_t>(count);
-    keeping_processes_ -= static_cast<uint32_t>(count);
+    keeping_processes_ -= static_cast<uint32_t>(keeping);
     last_used_ms_ = turn.now;
   }
   // No session, and such a process is alive.
@@ -151,7 +151,8 @@ class Sessions {
   void Announce(Turn& turn, Session* session, uint32_t mapped);
   // The member is told that this slab is ready, and with it all before it.
   void TellReady(Turn& turn, Member* member, uint32_t slab);
-  void MakeRoomForSink(const Turn& turn);
+  // False: no more in this hold of the mutex.
+  bool MakeRoomForSink(const Turn& turn);
   // True if the session has its sink, or got it now.
   bool LeaseSink(const Turn& turn, Session* session);
   // Whether the next slab waits for the session.
@@ -164,6 +165,7 @@ class Sessions {
   std::vector<Session*> by_holder_;
   std::deque<Session*> pending_;  // Their guarantees wait for slabs that were made and have not entered.
   ById behind_;                   // The ready ones that have not mapped the next slab, which waits for them.
+  uint32_t rooms_made_ = 0;       // For sinks, in this hold of the mutex.
   ById unequipped_;  // They have mapped what they have to, have their guarantee, and lack a sink.
   std::vector<Member*> touched_;
   Outbox outbox_;

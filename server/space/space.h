@@ -40,6 +40,7 @@ struct Resumable {
   struct Member {
     MemberIdentity identity;
     std::unique_ptr<MemberLog> log;
+    std::shared_ptr<OldMember> old;
   };
   std::vector<Member> members;
   bool incomplete = false;  // The log of one of its members is not there, or is damaged.

@@ -87,6 +87,7 @@ RecoveredPool Space::Recover(Inheritance inheritance, std::vector<std::shared_pt
     for (Resumable::Member& member : old.members) {
       member.log->Follow(&state.pool);
       member.log->ForgetTorn();
+      member.old->keeps = !member.log->unmaps();
     }
   }
   // The null block is no part of the pool's capacity.
@@ -113,7 +114,7 @@ RecoveredPool Space::Recover(Inheritance inheritance, std::vector<std::shared_pt
   for (const RecoveredPool::Session& session : found.sessions) {
     if (state.sessions.of(session.holder) == nullptr) ended.sessions.push_back(session);
   }
-  state.sessions.AddMappingProcesses(inheritance.members.size());
+  state.sessions.AddMappingProcesses(inheritance.members.size(), CountKeeping(inheritance.members));
   state.old_sessions.Adopt(ended, std::move(inheritance.members));
   state.counters.recovered_blocks += uint64_t{found.cached} + found.held;
   state.counters.dropped_blocks += found.dropped;
@@ -173,7 +174,7 @@ void Space::CollectOldSessions() {
     const auto slice = ended.subspan(from, kOldMembersSlice);
     {
       SpaceTurn turn(*this);
-      state.sessions.RemoveMappingProcesses(turn, slice.size());
+      state.sessions.RemoveMappingProcesses(turn, slice.size(), CountKeeping(slice));
       state.old_sessions.OnEnded(slice);
     }
     GiveWay();

@@ -173,6 +173,8 @@ std::optional<size_t> BlockVerbs::Apply(Turn& turn, Session* session, const v1::
     case v1::Operation::VERB_NOT_SET:
       KVPOOL_CHECK(false, "verb %d does not act on blocks", operation.verb_case());
   }
+  // A few names may have long chains in front of them.
+  turn.Worked(state_.pool.steps());
   done += part.size();
   return done < static_cast<size_t>(blocks.size()) ? std::optional<size_t>(done) : std::nullopt;
 }
@@ -398,9 +400,12 @@ void BlockVerbs::ShortMatch(Turn& turn, Session* session, const v1::Match& match
     first += count;
   }
   state_.pool.Match(session->holder, turn.now, queries_, &match_);
+  turn.Worked(state_.pool.steps());
   if (match_.miss == MissReason::kCredit) state_.growth.CountPromises();
   if (event_log_ != nullptr && !queries_.empty()) {
-    LogMatch(event_log_, state_.facts.id, session->terms.id, turn.now, queries_[0], &event_words_);
+    event_words_.clear();
+    for (const BlockKey& key : queries_[0].keys) event_words_.push_back(event_log_->Hash(key));
+    LogMatch(event_log_, state_.facts.id, session->terms.id, turn.now, queries_[0], event_words_);
   }
   answer->set_tokens(match_.tokens);
   answer->set_miss(WireReason(match_.miss));

@@ -6,6 +6,7 @@ metrics or the rules that read them change, and look at what is different.
 """
 
 import base64
+import contextlib
 import json
 import os
 import pathlib
@@ -14,6 +15,7 @@ import resource
 import secrets
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
 import tempfile
@@ -255,6 +257,44 @@ class Spoilt(Below):
         return [*super().plan(), (4, self.spoil), (16, self.refuse)]
 
 
+class Store(socketserver.ThreadingTCPServer):
+    """As much of a Redis as a tier asks for. It takes ten values a second, and has none of them later."""
+    daemon_threads = True
+    answers = {b"SET": b"+OK\r\n", b"GET": b"$-1\r\n", b"EXISTS": b":0\r\n"}
+
+    class Peer(socketserver.StreamRequestHandler):
+        def handle(self):
+            with contextlib.suppress(ConnectionError):
+                while head := self.rfile.readline():
+                    verb = [self.rfile.read(int(self.rfile.readline()[1:]) + 2) for _ in range(int(head[1:]))][0][:-2]
+                    if verb == b"SET":
+                        with self.server.turn:
+                            time.sleep(0.1)
+                    self.wfile.write(self.server.answers.get(verb, b"+OK\r\n"))
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), self.Peer)
+        self.turn = threading.Lock()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class Behind(Scene):
+    """A working set of many times the pool, and a store below it that takes ten values a second."""
+    minutes = 33
+
+    def __init__(self, programs, bins, folder):
+        key = folder / "key"
+        key.write_bytes(secrets.token_bytes(32))
+        key.chmod(0o600)
+        # What is on its way at a time comes before it is late.
+        self.flags = ("--capacity=32MiB", "--slab-bytes=32MiB", "--tier-buffer=1MiB", f"--tier-key-file={key}",
+                      f"--tier=resp:127.0.0.1:{Store().server_address[1]},cluster=off")
+        super().__init__(programs, bins, folder)
+
+    def plan(self):
+        return [(0, lambda: self.load("--time-scale=1", "--engines=2", "--block-bytes=65536"))]
+
+
 class Stale(Scene):
     """An engine goes on to name blocks of a session that has ended."""
 
@@ -320,7 +360,7 @@ class Rollout(Scene):
 
 
 SCENES = {scene.__name__.lower(): scene for scene in (
-    Steady, Idle, Thrash, Loop, Hung, Held, Crowd, Drain, Crashes, Faults, Below, Spoilt, Stale, Slow, Failing, Leaves, Absent,
+    Steady, Idle, Thrash, Loop, Hung, Held, Crowd, Drain, Crashes, Faults, Below, Spoilt, Behind, Stale, Slow, Failing, Leaves, Absent,
     Rollout)}
 
 

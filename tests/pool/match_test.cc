@@ -1,8 +1,10 @@
 // Match: how long the prefix is, which blocks it has, what they cost, and why it is not longer.
+#include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
 #include "server/pool/block_pool.h"
+#include "server/pool/match_search.h"
 #include "tests/pool/pool_fixture.h"
 
 namespace kvpool {
@@ -151,6 +153,25 @@ TEST(Match, ShortPrefixNeedsAllOfItsBlocksInAWindow) {
   const Refs c = t.Cache(a, {"a", "b"});
   EXPECT_EQ(t.Match(a, {"a", "b"}).blocks[0], c);
   EXPECT_EQ(t.Match(a, {"a", "b", "c"}).tokens, 2u);
+}
+
+// A hole shortens the prefix by a key or two, and what the last window was found to have is behind it then.
+TEST(WindowedMatch, AWindowFullOfHolesIsLookedUpOnce) {
+  constexpr uint32_t kKeys = 2048, kAtOnce = 32;
+  TestPool t(kKeys, {.windows = {64}});
+  const Holder a = t.Session();
+  std::vector<std::string> names;
+  for (uint32_t i = 0; i < kKeys; ++i) {
+    names.push_back("w" + std::to_string(i));
+    if (i % 2 == 1) t.Cache(a, {names.back()});
+  }
+  const std::vector<BlockKey> keys = Keys(names);
+  const GroupQuery query{0, keys, 16};
+  MatchSearch search(t.pool, {&query, 1});
+  uint32_t looks = 1;
+  while (!search.Look(kAtOnce)) ++looks;
+  EXPECT_EQ(search.steps(), 0u);
+  EXPECT_LE(looks, kKeys / kAtOnce + 1);
 }
 
 class JointMatch : public ::testing::Test {

@@ -250,6 +250,33 @@ TEST(ManyNames, BranchesOfOneChainAreNotEachWalkedToTheRoot) {
   EXPECT_EQ(Count(t.Pin(leaves, 2000), V::kOverPinBudget), kBranches);
 }
 
+// The children of one that moves are found among all that were noted since all was looked at.
+TEST(ManyNames, OfAParentWhoseChildrenCameAndWentAllIsLookedAtAnew) {
+  constexpr uint32_t kMostChildren = 1024, kKeep = 100;
+  TestPool t(2 * kKeep);
+  const Holder a = t.Session(), own = t.Session();
+  const std::vector<BlockRef> blocks = t.Lease(a, 2 * kKeep);
+  const BlockRef parent = blocks.back();
+  const BlockKey key = Key("parent");
+  t.Seal(a, {parent}, {key});
+  t.Release(a, blocks);
+  t.pool.Vacate(kKeep);
+  while (!t.pool.NoteChildren(kSlice)) {
+  }
+  for (uint32_t i = 0; i <= 4 * kMostChildren; ++i) {
+    t.Reclaim(t.pool.View(parent.id, t.now)->children);
+    const BlockRef child = t.LeaseOne(a);
+    t.Seal(a, {child}, {Key("child" + std::to_string(i))}, &key);
+    t.Release(a, {child});
+  }
+  const BlockRef to = t.LeaseOne(own);
+  EXPECT_FALSE(t.pool.Move(own, t.now, parent, to, kMostChildren));
+  while (!t.pool.NoteChildren(kSlice)) {
+  }
+  EXPECT_TRUE(t.pool.Move(own, t.now, parent, to, kMostChildren));
+  EXPECT_EQ(t.Match(a, {"parent"}).blocks[0], std::vector<BlockRef>{to});
+}
+
 // --------------------------------------------------------------------------------------------------- leases
 
 TEST(Slices, ALeaseReclaimsSoManyAndTheNextGoesOn) {

@@ -112,7 +112,7 @@ TEST(CompletionsTest, AgreesWithTheModel) {
         v1::StepResponse answer;
         answer.set_sequence(1 + below(static_cast<uint32_t>(sequence)));
         for (uint32_t j = 0; j < 64; ++j) answer.add_results()->set_parked(true);
-        const std::vector<uint32_t> folded = completions.Fold(kAll, &answer);
+        const std::vector<uint32_t> folded = completions.Fold(kAll, kAll, &answer);
         ASSERT_EQ(folded, model.Fold(answer.sequence())) << "step " << i;
         for (const uint32_t at : folded) {
           EXPECT_EQ(answer.results(static_cast<int>(at)).code(), ResultOf(answer.sequence(), at).code());
@@ -152,8 +152,22 @@ TEST(CompletionsTest, WhatDoesNotFitIsNotFolded) {
   v1::StepResponse answer;
   answer.set_sequence(5);
   for (int i = 0; i < 3; ++i) answer.add_results();
-  EXPECT_THAT(completions.Fold(completions.bytes().bytes() - 1, &answer), testing::ElementsAre(0, 1));
+  EXPECT_THAT(completions.Fold(completions.bytes().bytes() - 1, kAll, &answer), testing::ElementsAre(0, 1));
   EXPECT_EQ(completions.size(), 1u);
+}
+
+TEST(CompletionsTest, AnAnswerHasABoundedNumberInPlace) {
+  constexpr uint32_t kMany = Completions::kMostFolded + 5;
+  Completions completions;
+  v1::StepResponse answer;
+  answer.set_sequence(1);
+  for (uint32_t i = 0; i < kMany; ++i) {
+    completions.Add(1, i, {});
+    answer.add_results();
+  }
+  EXPECT_EQ(completions.Fold(kAll, kAll, &answer).size(), Completions::kMostFolded);
+  EXPECT_EQ(completions.Fold(kAll, 3, &answer).size(), 3u);
+  EXPECT_EQ(completions.size(), 2u);
 }
 
 TEST(CompletionsTest, AResponseHasABoundedNumber) {

@@ -251,6 +251,40 @@ TEST_F(GrowthTest, AGuaranteeMayRestOnSeveralSlabs) {
   EXPECT_EQ(b->LeaseAsked(30, 30).blocks_size(), 30);
 }
 
+// For each sink the first slab is looked through.
+TEST_F(GrowthTest, SessionsThatBecomeReadyAtOnceGetTheirSinksAFewAtATime) {
+  constexpr uint32_t kSlab = 64;
+  constexpr size_t kSessions = 20, kTogether = 8;
+  options_.slab_bytes = kSlab * kBlockBytes;
+  StartDaemon(3 * kSlab / kSlabBlocks);
+  const auto a = OpenEngine(OpenRequest(), "a");
+  std::vector<uint64_t> blocks;
+  while (blocks.size() < 2 * kSlab - 2) {
+    const v1::LeaseResult lease = a->LeaseAsked(static_cast<uint32_t>(2 * kSlab - 2 - blocks.size()), 1);
+    blocks.insert(blocks.end(), lease.blocks().begin(), lease.blocks().end());
+    daemon_->HousekeepOnce();
+    if (a->peer->slabs().size() > 1 && Space().capacity < kSlab) Ack(a.get(), 1);
+  }
+  for (const uint64_t block : blocks) a->Seal({block}, {Key(std::to_string(block))});
+  a->Release(blocks);
+  // What there is is promised to one, and the others wait for the third slab, which a has yet to map.
+  v1::OpenSession request = OpenRequest();
+  request.set_guaranteed_blocks(2 * kSlab - 3);
+  const auto first = OpenEngine(request, "first");
+  std::vector<std::unique_ptr<Engine>> others;
+  while (others.size() < kSessions) others.push_back(OpenEngine(OpenRequest(), "other"));
+  const auto ready = [&] {
+    return std::count_if(others.begin(), others.end(),
+                         [](const auto& other) { return other->member->session->ready; });
+  };
+  ASSERT_EQ(ready(), 0);
+  Ack(a.get(), 2);
+  EXPECT_EQ(ready(), kTogether);
+  for (size_t i = 0; i < kSessions / kTogether; ++i) daemon_->HousekeepOnce();
+  EXPECT_EQ(ready(), kSessions);
+  for (const auto& other : others) EXPECT_LT(Index(other->member->session->sink.id), kSlab);
+}
+
 TEST_F(GrowthTest, SeveralGuaranteesRestOnDifferentSlabs) {
   StartDaemon(4);
   const auto a = OpenEngine(OpenRequest(), "a");

@@ -22,6 +22,11 @@ class LargeBatchTest : public ServiceTest {
     options_.slab_bytes = uint64_t{blocks} * kBlockBytes;
     StartDaemon(blocks / kSlabBlocks);
   }
+  // So often the space's mutex was held.
+  uint64_t Holds() {
+    const std::vector<uint64_t> counts = daemon_->Snapshot().spaces.at(0).hold.counts;
+    return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
+  }
   static std::vector<uint64_t> Tail(const std::vector<uint64_t>& blocks, size_t first) {
     return {blocks.begin() + static_cast<ptrdiff_t>(first), blocks.end()};
   }
@@ -110,6 +115,47 @@ TEST_F(LargeBatchTest, AMatchInPartsIsOneMatch) {
   EXPECT_EQ(other->Release({found.begin(), found.end()}).refused_size(), 0);
   EXPECT_EQ(other->Release(blocks).refused_size(), 0) << "the holds of the first match";
   EXPECT_EQ(other->Release({blocks[0]}).refused_size(), 1);
+}
+
+// What is found, what is not, and what the event log has of either.
+TEST_F(LargeBatchTest, KeysAreLookedUpCountedAndLoggedInParts) {
+  const std::string path = testing::TempDir() + "large_match.events";
+  const std::vector<std::string> keys = Keys("none", kMaxNames);
+  uint64_t holds[2];
+  for (const bool logs : {false, true}) {
+    if (logs) options_.event_log = path;
+    StartWith(1024);
+    const auto engine = OpenEngine(OpenRequest());
+    const uint64_t before = Holds();
+    EXPECT_EQ(engine->Match(keys).tokens(), 0u);
+    holds[logs] = Holds() - before;
+  }
+  EXPECT_GE(holds[0], 2 * kMaxNames / Turn::kNames) << "read, and counted as missed";
+  EXPECT_GE(holds[1] - holds[0], kMaxNames / Turn::kNames - 1);
+}
+
+TEST_F(LargeBatchTest, AChainInFrontOfOneNameIsWork) {
+  constexpr int kTimes = 16;
+  StartWith(8192);
+  const auto engine = OpenEngine(OpenRequest()), other = OpenEngine(OpenRequest(), "other");
+  const std::vector<uint64_t> blocks = engine->Lease(kMany);
+  const std::vector<std::string> keys = Keys("chain", kMany);
+  engine->Seal(blocks, keys);
+  engine->Release(blocks);
+  while (daemon_->HousekeepOnce(), Blocks().sealed() > 0) {
+  }
+  std::vector<v1::Operation> operations;
+  for (int i = 0; i < kTimes; ++i) {
+    operations.push_back(MatchOp({keys.back()}));
+    operations.push_back(ReleaseOp({blocks.back()}));
+  }
+  const uint64_t before = Holds();
+  const v1::StepResponse response = other->Step(std::move(operations));
+  EXPECT_GE(Holds() - before, 2u * kTimes) << "all of it is taken, and given back, each time";
+  for (int i = 0; i < kTimes; ++i) {
+    EXPECT_EQ(response.results(2 * i).match().tokens(), 16);
+    EXPECT_EQ(response.results(2 * i + 1).release().refused_size(), 0);
+  }
 }
 
 // Groups of 16, 16 and 32 tokens a block; the second has a window of 160 tokens.
@@ -486,14 +532,46 @@ TEST_F(LargeBatchTest, CompletionsThatArrivedAreDroppedInParts) {
   v1::StepRequest request;
   request.set_acknowledged(engine->sequence);
   request.set_sequence(++engine->sequence);
-  const auto holds = [&] {
-    const std::vector<uint64_t> counts = daemon_->Snapshot().spaces.at(0).hold.counts;
-    return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
-  };
-  const uint64_t before = holds();
+  const uint64_t before = Holds();
   EXPECT_EQ(engine->Step(request).code(), 0);
   EXPECT_EQ(engine->member->completions.size(), 0u);
-  EXPECT_GE(holds() - before, kBatches - 1u);
+  EXPECT_GE(Holds() - before, kBatches - 1u);
+}
+
+// All that repetitions keep may be forgotten by one acknowledgement. What they do not keep comes as completions.
+TEST_F(LargeBatchTest, RepetitionsKeepABoundedNumberOfResults) {
+  StartWith(1024);
+  const auto engine = OpenEngine(OpenRequest());
+  const uint64_t block = engine->Lease(1)[0];
+  constexpr size_t kBatches = 8;
+  std::vector<v1::StepRequest> batches(kBatches);
+  for (v1::StepRequest& batch : batches) {
+    batch.set_sequence(++engine->sequence);
+    for (size_t i = 0; i < Turn::kNames; ++i) *batch.add_operations() = ReleaseOp({block}, /*after=*/7);
+    ASSERT_TRUE(engine->Step(batch).results(0).parked());
+  }
+  std::set<std::pair<uint64_t, uint32_t>> heard;
+  const auto hear = [&](const v1::StepResponse& response) {
+    for (const v1::Completion& completion : response.completions()) {
+      heard.emplace(completion.sequence(), completion.index());
+    }
+  };
+  hear(engine->Step({FenceOp(7)}));
+  for (const v1::StepRequest& batch : batches) {
+    const v1::StepResponse again = engine->Step(batch);
+    for (int i = 0; i < again.results_size(); ++i) {
+      if (!again.results(i).parked()) heard.emplace(batch.sequence(), i);
+    }
+    hear(again);
+  }
+  for (v1::StepResponse part; (part = engine->Pending()).completions_size() > 0;) hear(part);
+  EXPECT_EQ(heard.size(), kBatches * Turn::kNames);
+  EXPECT_EQ(engine->member->answers.kept(), AnswerWindow::kMostKept);
+  v1::StepRequest request;
+  request.set_acknowledged(engine->sequence);
+  request.set_sequence(++engine->sequence);
+  EXPECT_EQ(engine->Step(request).code(), 0);
+  EXPECT_EQ(engine->member->answers.kept(), 0u);
 }
 
 TEST_F(LargeBatchTest, AFenceAppliesWhatIsParkedInParts) {

@@ -188,6 +188,31 @@ TEST_F(MemberLogTest, AVerbWithoutRoomEndsTheSessionUntilItsResultWasHeard) {
   EXPECT_EQ(over(), "");
 }
 
+// The next daemon would have the verb wait again, for a step that is passed.
+TEST_F(MemberLogTest, ACompletionWithoutRoomEndsTheSessionAsLongAsItsVerbIsThere) {
+  v1::OperationResult much;
+  much.set_message(std::string(8 << 20, 'a'));
+  log_->Park(2, 0, /*on_stream=*/true, {});  // Nothing behind it goes before it does.
+  log_->Park(3, 0, /*on_stream=*/true, {});
+  log_->Park(4, 0, /*on_stream=*/false, {});
+  pool_.Commit();
+  log_->Complete(3, 0, much);
+  log_->Complete(4, 0, much);
+  pool_.Commit();
+  log_->Confirm(3, 0);
+  log_->RaiseFloor(4);
+  pool_.Commit();
+  EXPECT_THAT(log_->WhyOver(), HasSubstr("room"));
+  log_->Complete(2, 0, {});
+  pool_.Commit();
+  log_->Confirm(2, 0);
+  EXPECT_EQ(log_->WhyOver(), "");
+  pool_.Commit();
+  Next();
+  EXPECT_EQ(log_->WhyOver(), "");
+  EXPECT_TRUE(log_->Items().empty());
+}
+
 TEST_F(MemberLogTest, ATornTurnLosesNoVerbAgain) {
   v1::Operation large;
   large.mutable_seal()->set_parent_key(std::string(8 << 20, 'a'));

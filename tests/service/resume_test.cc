@@ -58,6 +58,33 @@ TEST_F(ResumeTest, ASessionGoesOnWhenItsProcessComesBack) {
   EXPECT_EQ(counts.free() + counts.cached(), counts.capacity()) << counts.ShortDebugString();
 }
 
+// It has unmapped what it had when it closed, and lives on with another session.
+TEST_F(ResumeTest, WhoClosedASessionKeepsNoSlabOfTheNextDaemons) {
+  gives_back_ = true;
+  options_.give_back_ms = 5000;
+  ASSERT_TRUE(Start().ok());
+  Sleeper process, other;
+  const auto before = Open(process.credentials());
+  ASSERT_NE(before, nullptr) << opened_;
+  auto engine = Open(process.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  while (Blocks().capacity() + 1 < (32u << 20) / 4096) {
+    ASSERT_FALSE(engine->LeaseAsked(1000, 1).blocks().empty());
+    for (const auto& member : {engine.get(), before.get()}) member->MapSlabs();
+    daemon_->HousekeepOnce();
+  }
+  EXPECT_EQ(engine->Do(CloseOp()).code(), 0);
+  for (int round = 0; round < 2; ++round) {
+    ASSERT_TRUE(Start().ok());
+    engine = ComeBack(*before, process.credentials());
+    ASSERT_NE(engine, nullptr);
+    link_->AwaitDropped();
+  }
+  digest_ = "other";
+  guaranteed_ = 10;
+  EXPECT_NE(Open(other.credentials()), nullptr) << opened_;
+}
+
 // What is sent again would otherwise give back a block under its new holder.
 TEST_F(ResumeTest, AReleaseThatWasNotAnsweredIsNotDoneAgainOnceItsBlockIsLeasedAgain) {
   ASSERT_TRUE(Start().ok());

@@ -44,9 +44,32 @@ std::optional<std::string> FakePeer::closed() {
 // ------------------------------------------------------------------------------------------------- engines
 
 Engine::Engine(Daemon* daemon, const std::string& name, PeerCredentials credentials, bool gives_back)
-    : daemon_(daemon) {
-  v1::AttachHello hello;
+    : gives_back(gives_back), daemon_(daemon) {
+  v1::AttachHello hello = Hello();
   hello.set_client_name(name);
+  const absl::StatusOr<Daemon::Welcome> welcome = daemon->OnAttached(peer, credentials, hello);
+  EXPECT_TRUE(welcome.ok()) << welcome.status();
+  id = welcome->id;
+  attach_token = welcome->frame.welcome().attach_token();
+}
+
+Engine::Engine(Daemon* daemon, const Engine& before, PeerCredentials credentials, absl::Status* returned)
+    : opened(before.opened),
+      token(before.token),
+      sequence(before.sequence),
+      gives_back(before.gives_back),
+      daemon_(daemon) {
+  v1::AttachHello hello = Hello();
+  hello.set_member_token(token);
+  const absl::StatusOr<Daemon::Welcome> welcome = daemon->OnAttached(peer, credentials, hello);
+  *returned = welcome.status();
+  if (!welcome.ok()) return;
+  id = welcome->id;
+  member = *daemon->FindMember(token);
+}
+
+v1::AttachHello Engine::Hello() {
+  v1::AttachHello hello;
   hello.set_gives_back(gives_back);
   if (gives_back) {
     peer->on_leave = [this](const v1::SlabLeave& leave) {
@@ -55,21 +78,7 @@ Engine::Engine(Daemon* daemon, const std::string& name, PeerCredentials credenti
       daemon_->OnSlabLeft(id, left);
     };
   }
-  const absl::StatusOr<Daemon::Welcome> welcome = daemon->OnAttached(peer, credentials, hello);
-  EXPECT_TRUE(welcome.ok()) << welcome.status();
-  id = welcome->id;
-  attach_token = welcome->frame.welcome().attach_token();
-}
-
-Engine::Engine(Daemon* daemon, const Engine& before, PeerCredentials credentials, absl::Status* returned)
-    : opened(before.opened), token(before.token), sequence(before.sequence), daemon_(daemon) {
-  v1::AttachHello hello;
-  hello.set_member_token(token);
-  const absl::StatusOr<Daemon::Welcome> welcome = daemon->OnAttached(peer, credentials, hello);
-  *returned = welcome.status();
-  if (!welcome.ok()) return;
-  id = welcome->id;
-  member = *daemon->FindMember(token);
+  return hello;
 }
 
 absl::Status Engine::Open(const v1::OpenSession& request) {

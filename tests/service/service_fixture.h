@@ -111,9 +111,12 @@ class Engine {
   v1::OpenSessionResult opened;
   std::string token;
   uint64_t sequence = 0;
+  const bool gives_back;
   std::atomic<uint32_t> mapped{0};
 
  private:
+  v1::AttachHello Hello();
+
   Daemon* const daemon_;
 };
 
