@@ -18,25 +18,14 @@
 #include "proto/support/step_frames.h"
 
 namespace kvpool {
-namespace {
 
-using std::chrono::milliseconds;
-using std::chrono::steady_clock;
-
-constexpr milliseconds kNap{1};
-constexpr int kNapsBeforeSleep = 8;
-constexpr milliseconds kFirstRetry{1};
-constexpr milliseconds kLastRetry{500};
-constexpr milliseconds kOpenRetry{5};
-// The memory of a batch is used again for the next one, unless it is larger than this.
-constexpr size_t kMaxKeptBytes = 64 << 10;
-
-struct Connection {
-  explicit Connection(UniqueFd connected) : socket(std::move(connected)) {}
+// It has a name in every source, since StepStream::Rep has.
+struct StepConnection {
+  explicit StepConnection(UniqueFd connected) : socket(std::move(connected)) {}
   // A forked child may have the descriptor, too: closing it here would not tell the daemon.
-  ~Connection() { shutdown(socket.get(), SHUT_RDWR); }
-  Connection(const Connection&) = delete;
-  Connection& operator=(const Connection&) = delete;
+  ~StepConnection() { shutdown(socket.get(), SHUT_RDWR); }
+  StepConnection(const StepConnection&) = delete;
+  StepConnection& operator=(const StepConnection&) = delete;
 
   // What poll() is to wait for.
   pollfd polled() const {
@@ -51,9 +40,22 @@ struct Connection {
   StepFrameWriter writer;
 };
 
-absl::StatusOr<std::unique_ptr<Connection>> Connect(const std::string& socket) {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr milliseconds kNap{1};
+constexpr int kNapsBeforeSleep = 8;
+constexpr milliseconds kFirstRetry{1};
+constexpr milliseconds kLastRetry{500};
+constexpr milliseconds kOpenRetry{5};
+// The memory of a batch is used again for the next one, unless it is larger than this.
+constexpr size_t kMaxKeptBytes = 64 << 10;
+
+absl::StatusOr<std::unique_ptr<StepConnection>> Connect(const std::string& socket) {
   ASSIGN_OR_RETURN(UniqueFd connected, ConnectStepSocket(socket));
-  return std::make_unique<Connection>(std::move(connected));
+  return std::make_unique<StepConnection>(std::move(connected));
 }
 
 absl::Status HungUp() { return absl::UnavailableError("the daemon hung up"); }
@@ -87,8 +89,8 @@ int MillisecondsUntil(steady_clock::time_point deadline) {
 }
 
 // Sends an opening and waits for its answer. False: the daemon closed the connection before it took the opening.
-absl::StatusOr<bool> Ask(Connection* connection, std::string_view opening, steady_clock::time_point deadline,
-                         v1::StepResponse* answer) {
+absl::StatusOr<bool> Ask(StepConnection* connection, std::string_view opening,
+                         steady_clock::time_point deadline, v1::StepResponse* answer) {
   const int fd = connection->socket.get();
   auto written = connection->writer.Write(fd, opening);
   bool unread = false;
@@ -178,8 +180,8 @@ class StepStream::Rep {
   std::atomic<bool> woken_{false};  // Somebody writes to wake_, or has.
 
   // ---- Used by the thread alone, once there is one
-  std::unique_ptr<Connection> connection_;  // Null: there is none, or it has ended.
-  bool writable_ = false;                   // The daemon may still read.
+  std::unique_ptr<StepConnection> connection_;  // Null: there is none, or it has ended.
+  bool writable_ = false;                       // The daemon may still read.
   int idle_naps_ = 0;
   std::string request_;
   v1::StepResponse response_;
@@ -193,7 +195,7 @@ absl::StatusOr<v1::OperationResult> StepStream::Rep::Open(const v1::StepRequest&
   const std::string bytes = opening.SerializeAsString();
   while (true) {
     absl::Status missed = absl::UnavailableError("it closed the connection");
-    if (absl::StatusOr<std::unique_ptr<Connection>> connection = Connect(socket_); !connection.ok()) {
+    if (absl::StatusOr<std::unique_ptr<StepConnection>> connection = Connect(socket_); !connection.ok()) {
       missed = connection.status();
     } else {
       ASSIGN_OR_RETURN(const bool taken, Ask(connection->get(), bytes, deadline, &response_));
@@ -309,7 +311,7 @@ void StepStream::Rep::Write() {
 
 bool StepStream::Rep::RunStream() {
   if (connection_ == nullptr) {
-    absl::StatusOr<std::unique_ptr<Connection>> connection = Connect(socket_);
+    absl::StatusOr<std::unique_ptr<StepConnection>> connection = Connect(socket_);
     if (!connection.ok()) {
       last_status_ = connection.status();
       return false;

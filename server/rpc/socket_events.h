@@ -57,7 +57,7 @@ class SocketEvents final : public RpcEvents {
 
  private:
   class Alarm;
-  using Timers = std::set<std::pair<uint64_t, RpcTag*>>;  // By NowNs. A tag is in one alarm at a time.
+  using Timers = std::set<std::pair<uint64_t, RpcTag*>>;  // The time is NowNs.
 
   SocketEvents(UniqueFd epoll, UniqueFd wake) : epoll_(std::move(epoll)), wake_(std::move(wake)) {}
   bool Take(Event* event);
