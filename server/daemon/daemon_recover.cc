@@ -143,7 +143,8 @@ absl::Status Daemon::RecoverSpace(std::unique_ptr<SpaceTable> table, Remains rem
   for (const std::shared_ptr<OldMember>& member : remains.members) {
     if (member->keeps) continue;
     const std::string token(member->facts.token, sizeof(member->facts.token));
-    member->log = std::move(remains.logs.at(token).kept);  // The daemon after this one reads it.
+    // The daemon after this one reads it as well.
+    member->log = std::move(remains.logs.at(token).kept);
   }
   for (const RecoveredPool::Session& session : found.sessions) {
     *last_session = std::max(*last_session, session.id);

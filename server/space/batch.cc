@@ -35,8 +35,8 @@ constexpr size_t kNamesOfOperation = 4;
 // The completions in one response have at most so many bytes, or there is one. With the answer to a batch (AnswerRoom) the
 // response stays below gRPC's 4 MiB.
 constexpr size_t kResponseCompletionBytes = 1 << 20;
-// So many bytes of results of its own parked verbs, of Completions::kMostFolded at most, may be in their places in the answer
-// to a batch. The others come as completions.
+// So many bytes of results of its own parked verbs may be in their places in the answer to a batch. The others come as
+// completions.
 constexpr size_t kFoldedBytes = 1 << 20;
 
 // Budgets planned by statistics need no device.
@@ -187,8 +187,11 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
     turn.Breathe();
   }
   // A verb was parked and applied inside this batch: the answer has its result, for a repetition too.
-  if (member->completions.any_waiting()) {
-    turn.Worked(member->completions.Fold(kFoldedBytes, Completions::kMostFolded, response).size());
+  size_t room_in_place = kFoldedBytes;
+  for (bool more = member->completions.any_waiting(); more; turn.Breathe()) {
+    const size_t folded = member->completions.Fold(&room_in_place, Completions::kMostFolded, response).size();
+    turn.Worked(folded);
+    more = folded == Completions::kMostFolded;
   }
   EndApplying(turn, session);
   SetFreeBlocks(*session, response);
@@ -271,8 +274,8 @@ void Batches::Replay(Member* member, uint64_t sequence, v1::StepResponse* respon
   const size_t there = member->answers.Replay(sequence, response);
   response->set_sequence(sequence);  // The answer to a unary call lacks it.
   const size_t most = AnswerWindow::kMostKept - std::min(member->answers.kept(), AnswerWindow::kMostKept);
-  for (const uint32_t index :
-       member->completions.Fold(kFoldedBytes - std::min(there, kFoldedBytes), most, response)) {
+  size_t room = kFoldedBytes - std::min(there, kFoldedBytes);
+  for (const uint32_t index : member->completions.Fold(&room, most, response)) {
     member->answers.Keep(sequence, index, response->results(static_cast<int>(index)));
   }
 }

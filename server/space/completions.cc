@@ -26,16 +26,15 @@ void Completions::Take(size_t bytes, v1::StepResponse* response) {
   }
 }
 
-std::vector<uint32_t> Completions::Fold(size_t bytes, size_t most, v1::StepResponse* answer) {
+std::vector<uint32_t> Completions::Fold(size_t* bytes, size_t most, v1::StepResponse* answer) {
   std::vector<uint32_t> folded;
   most = std::min(most, kMostFolded);
-  size_t taken = 0;
   auto of_batch = by_sequence_.lower_bound({answer->sequence(), 0});
   while (folded.size() < most && of_batch != by_sequence_.end() && of_batch->first == answer->sequence()) {
     const auto it = entries_.find(of_batch->second);
     v1::Completion& completion = it->second.completion;
-    taken += it->second.bytes;
-    if (taken > bytes) break;
+    if (it->second.bytes > *bytes) break;
+    *bytes -= it->second.bytes;
     folded.push_back(completion.index());
     answer->mutable_results(static_cast<int>(completion.index()))->Swap(completion.mutable_result());
     if (log_ != nullptr) log_->Fold(completion.sequence(), completion.index());

@@ -43,8 +43,8 @@ class Completions {
   // Those that wait go into the response: at most `bytes` of them, or one that is larger, and at most kMostTaken.
   void Take(size_t bytes, v1::StepResponse* response);
   // The results of the batch's parked verbs go into their places in its answer, which carries them from now on: as many as
-  // fit into so many bytes, and at most `most` and kMostFolded. Answers their indices.
-  std::vector<uint32_t> Fold(size_t bytes, size_t most, v1::StepResponse* answer);
+  // fit into so many bytes, which it counts down, and at most `most` and kMostFolded. Answers their indices.
+  std::vector<uint32_t> Fold(size_t* bytes, size_t most, v1::StepResponse* answer);
   // The answer to this batch is behind what was sent up to now on the stream.
   void ConfirmBy(uint64_t sequence);
   // Answers through this sequence have arrived: drops at most so many of what was in front of them. True: there are more.

@@ -165,7 +165,7 @@ class Sessions {
   std::vector<Session*> by_holder_;
   std::deque<Session*> pending_;  // Their guarantees wait for slabs that were made and have not entered.
   ById behind_;                   // The ready ones that have not mapped the next slab, which waits for them.
-  uint32_t rooms_made_ = 0;       // They are for sinks, in this hold of the mutex.
+  uint32_t rooms_made_ = 0;       // Sinks for which room was made in this hold of the mutex.
   ById unequipped_;  // They have mapped what they have to, have their guarantee, and lack a sink.
   std::vector<Member*> touched_;
   Outbox outbox_;

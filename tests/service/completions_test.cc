@@ -112,7 +112,8 @@ TEST(CompletionsTest, AgreesWithTheModel) {
         v1::StepResponse answer;
         answer.set_sequence(1 + below(static_cast<uint32_t>(sequence)));
         for (uint32_t j = 0; j < 64; ++j) answer.add_results()->set_parked(true);
-        const std::vector<uint32_t> folded = completions.Fold(kAll, kAll, &answer);
+        size_t room = kAll;
+        const std::vector<uint32_t> folded = completions.Fold(&room, kAll, &answer);
         ASSERT_EQ(folded, model.Fold(answer.sequence())) << "step " << i;
         for (const uint32_t at : folded) {
           EXPECT_EQ(answer.results(static_cast<int>(at)).code(), ResultOf(answer.sequence(), at).code());
@@ -152,7 +153,9 @@ TEST(CompletionsTest, WhatDoesNotFitIsNotFolded) {
   v1::StepResponse answer;
   answer.set_sequence(5);
   for (int i = 0; i < 3; ++i) answer.add_results();
-  EXPECT_THAT(completions.Fold(completions.bytes().bytes() - 1, kAll, &answer), testing::ElementsAre(0, 1));
+  size_t room = completions.bytes().bytes() - 1;
+  EXPECT_THAT(completions.Fold(&room, kAll, &answer), testing::ElementsAre(0, 1));
+  EXPECT_EQ(room, completions.bytes().bytes() - 1);
   EXPECT_EQ(completions.size(), 1u);
 }
 
@@ -165,8 +168,9 @@ TEST(CompletionsTest, AnAnswerHasABoundedNumberInPlace) {
     completions.Add(1, i, {});
     answer.add_results();
   }
-  EXPECT_EQ(completions.Fold(kAll, kAll, &answer).size(), Completions::kMostFolded);
-  EXPECT_EQ(completions.Fold(kAll, 3, &answer).size(), 3u);
+  size_t room = kAll;
+  EXPECT_EQ(completions.Fold(&room, kAll, &answer).size(), Completions::kMostFolded);
+  EXPECT_EQ(completions.Fold(&room, 3, &answer).size(), 3u);
   EXPECT_EQ(completions.size(), 2u);
 }
 

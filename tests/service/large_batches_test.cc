@@ -538,6 +538,17 @@ TEST_F(LargeBatchTest, CompletionsThatArrivedAreDroppedInParts) {
   EXPECT_GE(Holds() - before, kBatches - 1u);
 }
 
+TEST_F(LargeBatchTest, WhatABatchParksAndAppliesIsAllInPlace) {
+  StartWith(1024);
+  const auto engine = OpenEngine(OpenRequest());
+  const uint64_t block = engine->Lease(1)[0];
+  std::vector<v1::Operation> operations(3 * Completions::kMostFolded, ReleaseOp({block}, /*after=*/7));
+  operations.push_back(FenceOp(7));
+  const v1::StepResponse response = engine->Step(std::move(operations));
+  EXPECT_EQ(response.completions_size(), 0);
+  for (const v1::OperationResult& result : response.results()) EXPECT_FALSE(result.parked());
+}
+
 // All that repetitions keep may be forgotten by one acknowledgement. What they do not keep comes as completions.
 TEST_F(LargeBatchTest, RepetitionsKeepABoundedNumberOfResults) {
   StartWith(1024);
