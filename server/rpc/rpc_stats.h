@@ -36,12 +36,12 @@ class MethodStats {
   CodeCounts errors_{};
 };
 
-// Why a connection to the gRPC socket is closed before gRPC has it.
+// Why a connection to the Unix socket is closed before anything serves it.
 enum class ConnectionRefusal : uint8_t {
   kOpenFiles,       // The daemon has no descriptor for it.
   kConnections,     // There are too many, in all or of its user.
   kCredentials,     // The kernel does not say who connected.
-  kProtocol,        // It does not speak HTTP/2.
+  kProtocol,        // It speaks neither HTTP/2 nor Step frames.
   kPrefaceTimeout,  // It says nothing.
   kDisplaced,       // It says nothing, and others came.
 };

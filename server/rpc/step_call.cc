@@ -31,9 +31,18 @@ constexpr int kMaxKeptResults = 128;
 struct StepMethod {
   RpcQueue* queue;
   RpcStats* rpc_stats;
-  MethodStats* stats;
+  MethodStats *step, *open_session, *add_member;  // An opening is one, however it comes.
   EngineHost host;
 };
+
+StepMethod MakeStepMethod(RpcQueue* queue, RpcStats* stats, const EngineHost& host) {
+  return {.queue = queue,
+          .rpc_stats = stats,
+          .step = stats->Add("Step"),
+          .open_session = stats->Add("OpenSession"),
+          .add_member = stats->Add("AddMember"),
+          .host = host};
+}
 
 // Brings the end of what another thread carries out to the stream's queue.
 class ElsewhereEnd {
@@ -113,8 +122,9 @@ class StepCall final : public RpcCall {
   // Handles a first batch that makes this the stream of a new member; OnOpened follows.
   void OpenMember();
   absl::Status Bind(const std::string& token);
-  // Sends what was filled for the batch that was read.
-  void Answer();
+  // Sends what was filled for the batch that was read, which ended like that.
+  void Answer(MethodStats* stats, absl::StatusCode code);
+  void AnswerBatch() { Answer(method_.step, static_cast<absl::StatusCode>(response_.code())); }
   // Writes, reads and ends as far as the state allows.
   void Pump();
   // Appends the answer, wire_ or else response_, to replies_.
@@ -258,13 +268,13 @@ void StepCall::OnTurn() {
     response_.set_code(static_cast<int>(absl::StatusCode::kInvalidArgument));
     response_.set_message("member_token is not that of this stream's first batch; leave it empty");
     member_->batch_waits = false;
-    return Answer();
+    return AnswerBatch();
   }
   const bool large = WorkOf(*member_->session, request) > kLargeCallNames;
   if (large || member_->session->large_calls > 0) return HandleElsewhere(large);
   Handle();
   member_->batch_waits = false;
-  Answer();
+  AnswerBatch();
 }
 
 void StepCall::HandleElsewhere(bool large) {
@@ -285,11 +295,11 @@ void StepCall::OnApplied(bool ok) {
   // What that thread wrote is seen from here on, whatever orders an alarm and its tag.
   (void)std::exchange(elsewhere_, nullptr)->TakeStatus();
   if (ending_) return DeleteIfDone();
-  Answer();
+  AnswerBatch();
 }
 
-void StepCall::Answer() {
-  method_.stats->Record(NowNs() - begun_ns_, static_cast<absl::StatusCode>(response_.code()));
+void StepCall::Answer(MethodStats* stats, absl::StatusCode code) {
+  stats->Record(NowNs() - begun_ns_, code);
   Reply();
   Pump();
   // This comes after the answer, so that the caller does not wait for it.
@@ -365,7 +375,8 @@ void StepCall::OnOpened(bool ok) {
   } else {
     undelivered_ = replies_.size() + (writing_ ? 1 : 0) + 1;
   }
-  Answer();
+  const bool opens = reader_.request().operations(0).has_open_session();
+  Answer(opens ? method_.open_session : method_.add_member, status.code());
 }
 
 absl::Status StepCall::Bind(const std::string& token) {
@@ -441,7 +452,7 @@ void StepCall::MarkEnding(const absl::Status& status) {
   if (pacing_) pace_alarm_->Cancel();
   status_ = status;
   if (!status.ok()) {
-    method_.stats->CountError(status.code());
+    method_.step->CountError(status.code());
     replies_.clear();
   }
   if (listener_ != nullptr) {
@@ -490,12 +501,11 @@ class Adoption final : public RpcTag {
 }  // namespace
 
 void AcceptStepCalls(const RpcSite<EngineService>& site, const EngineHost& host) {
-  AcceptNext({.queue = site.queue, .rpc_stats = site.stats, .stats = site.stats->Add("Step"), .host = host},
-             site.service, site.connections);
+  AcceptNext(MakeStepMethod(site.queue, site.stats, host), site.service, site.connections);
 }
 
 StepSockets ServeStepSockets(RpcQueue* queue, SocketEvents* events, RpcStats* stats, const EngineHost& host) {
-  const StepMethod method = {.queue = queue, .rpc_stats = stats, .stats = stats->Add("Step"), .host = host};
+  const StepMethod method = MakeStepMethod(queue, stats, host);
   return [method, events](UniqueFd socket, std::shared_ptr<const PeerCredentials> peer) {
     events->Post(new Adoption(method, events, std::move(socket), std::move(peer)));
   };

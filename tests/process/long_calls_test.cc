@@ -14,6 +14,7 @@
 #include <chrono>
 #include <future>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -219,6 +220,9 @@ TEST_P(LongCallsStepTest, BatchesBehindAnOpeningWaitAndOthersDoNot) {
     ASSERT_TRUE(stream->Read(&answer));
   } while (answer.sequence() == 0);
   EXPECT_TRUE(answer.results(0).has_fence()) << answer.ShortDebugString();
+  // However it came, an opening is one to whoever looks at metrics.
+  const std::vector<uint64_t> counts = stats_.Snapshot().methods["OpenSession"].seconds.counts;
+  EXPECT_EQ(std::accumulate(counts.begin(), counts.end(), uint64_t{0}), 2u);
 }
 
 TEST_F(LongCallsTest, AnOpeningWhoseCallerGaveUpIsUndone) {
