@@ -96,6 +96,8 @@ class FrameStream final : public RawStepStream {
 
 std::string NameOf(StepBy by) { return by == StepBy::kGrpc ? "grpc" : "frames"; }
 
+void PrintTo(StepBy by, std::ostream* out) { *out << NameOf(by); }
+
 std::unique_ptr<RawStepStream> OpenStep(StepBy by, v1::Engine::Stub* stub, const std::string& socket) {
   if (by == StepBy::kGrpc) return std::make_unique<GrpcStream>(stub);
   return std::make_unique<FrameStream>(socket);

@@ -3,6 +3,7 @@
 #define KVPOOL_TESTS_PROCESS_STEP_STREAM_H_
 
 #include <memory>
+#include <ostream>
 #include <string>
 
 #include "absl/status/status.h"
@@ -14,6 +15,7 @@ enum class StepBy { kGrpc, kFrames };
 
 // "grpc", "frames".
 std::string NameOf(StepBy by);
+void PrintTo(StepBy by, std::ostream* out);
 
 // Each waits for as long as it takes.
 class RawStepStream {
