@@ -49,7 +49,7 @@ constexpr milliseconds kNap{1};
 constexpr int kNapsBeforeSleep = 8;
 constexpr milliseconds kFirstRetry{1};
 constexpr milliseconds kLastRetry{500};
-constexpr milliseconds kOpenRetry{5};
+constexpr milliseconds kFirstOpenRetry{5};
 // The memory of a batch is used again for the next one, unless it is larger than this.
 constexpr size_t kMaxKeptBytes = 64 << 10;
 
@@ -193,6 +193,7 @@ absl::StatusOr<v1::OperationResult> StepStream::Rep::Open(const v1::StepRequest&
   wake_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake_.valid()) return absl::UnavailableError(absl::StrCat("eventfd: ", std::strerror(errno)));
   const std::string bytes = opening.SerializeAsString();
+  milliseconds pause = kFirstOpenRetry;
   while (true) {
     absl::Status missed = absl::UnavailableError("it closed the connection");
     if (absl::StatusOr<std::unique_ptr<StepConnection>> connection = Connect(socket_); !connection.ok()) {
@@ -210,7 +211,9 @@ absl::StatusOr<v1::OperationResult> StepStream::Rep::Open(const v1::StepRequest&
       return absl::DeadlineExceededError(
           absl::StrCat("the daemon did not take the opening in time: ", missed.message()));
     }
-    std::this_thread::sleep_for(kOpenRetry);
+    // Each attempt costs a daemon that has too many connections the more.
+    std::this_thread::sleep_for(std::min<steady_clock::duration>(pause, deadline - steady_clock::now()));
+    pause = std::min(2 * pause, kLastRetry);
   }
   RETURN_IF_ERROR(StatusIn(response_));
   if (response_.results().empty()) return absl::InternalError("the daemon answered the opening with nothing");
@@ -265,7 +268,7 @@ void StepStream::Rep::AwaitEvent() {
   // This looks once more after the mode was published: an earlier command or change found the thread awake and woke nobody.
   LetMatchesGoIfAway();
   int timeout_ms = nap ? static_cast<int>(kNap.count()) : -1;
-  if (over() || (writable_ && !connection_->writer.pending() && batches_->HasWork())) timeout_ms = 0;
+  if (over() || !writable_ || (!connection_->writer.pending() && batches_->HasWork())) timeout_ms = 0;
   pollfd polled = connection_->polled();
   Wait(&polled, timeout_ms);
   connection_->OnPolled(polled.revents);
@@ -275,7 +278,9 @@ bool StepStream::Rep::Read(bool* answered) {
   while (true) {
     switch (connection_->reader.Next(connection_->socket.get())) {
       case StepFrameReader::Outcome::kNoneYet:
-        return true;
+        // What the daemon said is read. What it has not answered is sent again, on another connection.
+        if (!writable_) last_status_ = HungUp();
+        return writable_;
       case StepFrameReader::Outcome::kHangup:
         last_status_ = HungUp();
         return false;
@@ -331,13 +336,18 @@ bool StepStream::Rep::RunStream() {
 
 bool StepStream::Rep::Pause(milliseconds pause) {
   const auto until = steady_clock::now() + pause;
-  while (!over() && steady_clock::now() < until) {
-    if (changed_.exchange(false, std::memory_order_seq_cst)) return true;
+  bool changed = false;
+  while (!changed && steady_clock::now() < until) {
     mode_.store(Mode::kSleep, std::memory_order_seq_cst);
+    // This looks after the mode was published, as in AwaitEvent.
+    changed = changed_.exchange(false, std::memory_order_seq_cst);
+    if (changed || over()) break;
     LetMatchesGoIfAway();
     Wait(nullptr, MillisecondsUntil(until));
   }
-  return false;
+  // Nobody is to wake a thread that has ended.
+  mode_.store(Mode::kAwake, std::memory_order_seq_cst);
+  return changed;
 }
 
 void StepStream::Rep::Run() {

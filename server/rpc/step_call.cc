@@ -121,7 +121,12 @@ class StepCall final : public RpcCall {
   void HandleElsewhere(bool large);
   // Handles a first batch that makes this the stream of a new member; OnOpened follows.
   void OpenMember();
-  absl::Status Bind(const std::string& token);
+  // `opened`: just now, in this stream.
+  absl::Status Bind(const std::string& token, bool opened);
+  // UNAVAILABLE: it is too early for batches.
+  absl::Status CheckMembersAreBack(const Member& member) const;
+  // The queue rests, and what kept the stream from ending is over.
+  void EndIfResting();
   // Sends what was filled for the batch that was read, which ended like that.
   void Answer(MethodStats* stats, absl::StatusCode code);
   void AnswerBatch() { Answer(method_.step, static_cast<absl::StatusCode>(response_.code())); }
@@ -164,6 +169,7 @@ class StepCall final : public RpcCall {
   v1::StepResponse response_;
   std::string wire_;
   bool keep_results_ = false;
+  bool opened_here_ = false;  // The member was opened in this stream, and has sent no batch since.
   using Results = google::protobuf::RepeatedPtrField<v1::OperationResult>;
   Results left_;  // The results of the last batch, if it was small: the next one writes over them.
   std::deque<std::string> replies_;  // They wait for the write under way.
@@ -208,13 +214,16 @@ void StepCall::OnRead(bool ok) {
   received_bytes_ = transport_->read_bytes();
   method_.queue->CountRead(received_bytes_);
   if (const absl::Status read = transport_->TakeRead(&reader_); !read.ok()) return End(read);
+  if (std::exchange(opened_here_, false)) {
+    if (const absl::Status back = CheckMembersAreBack(*member_); !back.ok()) return End(back);
+  }
   if (member_ == nullptr) {
     if (Opens(reader_.request())) {
       // It was heard of already, and nothing else would tell.
       if (over_ && transport_->gone()) return End(absl::CancelledError("the caller is gone"));
       return OpenMember();
     }
-    const absl::Status bound = Bind(reader_.request().member_token());
+    const absl::Status bound = Bind(reader_.request().member_token(), /*opened=*/false);
     if (!bound.ok()) return End(bound);
   }
   if (member_->batch_waits.exchange(true)) {
@@ -296,6 +305,7 @@ void StepCall::OnApplied(bool ok) {
   (void)std::exchange(elsewhere_, nullptr)->TakeStatus();
   if (ending_) return DeleteIfDone();
   AnswerBatch();
+  EndIfResting();
 }
 
 void StepCall::Answer(MethodStats* stats, absl::StatusCode code) {
@@ -367,7 +377,7 @@ void StepCall::OnOpened(bool ok) {
     if (status.ok()) method_.host.openings->OnUndelivered(token);
     return DeleteIfDone();
   }
-  if (status.ok()) status = Bind(token);
+  if (status.ok()) status = Bind(token, /*opened=*/true);
   if (!status.ok()) {
     result.clear_result();
     result.set_code(status.raw_code());
@@ -376,18 +386,30 @@ void StepCall::OnOpened(bool ok) {
     undelivered_ = replies_.size() + (writing_ ? 1 : 0) + 1;
   }
   const bool opens = reader_.request().operations(0).has_open_session();
+  opened_here_ = status.ok();
   Answer(opens ? method_.open_session : method_.add_member, status.code());
+  EndIfResting();
 }
 
-absl::Status StepCall::Bind(const std::string& token) {
+absl::Status StepCall::CheckMembersAreBack(const Member& member) const {
+  if (!method_.host.daemon->AwaitsMembers(member)) return absl::OkStatus();
+  return absl::UnavailableError("members of the session are on their way back; nothing was applied");
+}
+
+void StepCall::EndIfResting() {
+  // An answer that waits for another one to be written would be lost.
+  if (method_.queue->resting() && replies_.empty()) End(Resting());
+}
+
+absl::Status StepCall::Bind(const std::string& token, bool opened) {
   absl::StatusOr<std::shared_ptr<Member>> member = method_.host.daemon->FindMember(token);
   if (!member.ok()) return member.status();
   if (absl::Status owner = CheckOwner(caller_.peer, **member); !owner.ok()) {
     method_.host.refusals->Add(caller_.peer, "Step", owner);
     return owner;
   }
-  if (method_.host.daemon->AwaitsMembers(**member))
-    return absl::UnavailableError("members of the session are on their way back; nothing was applied");
+  // A member that was opened is there, whatever else is not: refused now, it would be lost.
+  if (!opened) RETURN_IF_ERROR(CheckMembersAreBack(**member));
   member_ = std::move(*member);
   token_ = token;
   listener_ = std::make_shared<StepListener>(method_.queue, &wake_tag_);

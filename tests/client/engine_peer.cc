@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "client/session.h"
 #include "tests/client/session_fixture.h"
 
@@ -45,6 +46,7 @@ std::string Obey(Session* session, const std::string& line, std::vector<Blocks>*
   const PrefixHasher hasher(session->hash_seed());
   if (command.empty()) return "open";
   if (command == "id") return std::to_string(session->id());
+  if (command == "invite") return absl::BytesToHexString(session->Invitation());
   if (command == "share") {
     Share(session, hasher.Chain(TokensOf(first, second), kTokensPerBlock));
     return ::testing::Test::HasFailure() ? "failed" : "ok";

@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "client/session.h"
 #include "client/tools/operator_client.h"
@@ -489,6 +490,20 @@ TEST_F(KeeperTest, BlocksOfAnOldSessionComeBackWhenItsProcessEnds) {
   peer.End(SIGKILL);
   counts = AwaitAllBack();
   EXPECT_EQ(counts.free() + counts.cached(), counts.capacity()) << counts.ShortDebugString();
+}
+
+TEST_F(KeeperTest, WhoJoinsBeforeAnotherMemberIsBackIsLetIn) {
+  StartWithKeeper();
+  PeerProcess peer(daemon_->socket());
+  const std::string invitation = absl::HexStringToBytes(peer.Ask("invite"));
+  peer.Signal(SIGSTOP);
+  ASSERT_NE(KillDaemon(*daemon_), 0) << daemon_->Log();
+  SessionOptions options = OptionsFor(daemon_->socket());
+  options.role.set_scheduler(true);
+  const auto joined = Session::Join(options, invitation);
+  EXPECT_TRUE(joined.ok()) << joined.status();
+  peer.Signal(SIGCONT);
+  EXPECT_EQ(peer.Ask("lease 1"), "ok") << daemon_->Log();
 }
 
 TEST_F(KeeperTest, BlocksOfAStoppedMemberStayIntactWhileOthersEvictAllThatIsCached) {

@@ -1,6 +1,7 @@
 // The stream's thread and the openings before it, whose daemon is the test: it accepts, reads and answers by hand.
 #include "client/session/step_stream.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -203,6 +204,22 @@ TEST_F(StepStreamTest, AnOpeningThatNobodyReadIsSentAgain) {
   EXPECT_TRUE(opening.get().ok());
 }
 
+TEST_F(StepStreamTest, ADaemonThatTurnsOpeningsAwayIsAskedLessAndLess) {
+  Listen();
+  auto opening = Opening(steady_clock::now() + std::chrono::milliseconds(400));
+  int attempts = 0;
+  while (opening.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
+    pollfd polled = {.fd = listener_.get(), .events = POLLIN};
+    if (poll(&polled, 1, 1) <= 0) continue;
+    daemon_.Reset(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    ++attempts;
+    daemon_.Reset();
+  }
+  EXPECT_EQ(opening.get().status().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_GE(attempts, 2);
+  EXPECT_LE(attempts, 12) << "5 ms, 10, 20 and so on";
+}
+
 TEST_F(StepStreamTest, AnOpeningThatWasReadIsNotSentAgain) {
   Listen();
   auto opening = Opening();
@@ -319,8 +336,32 @@ TEST_F(StepStreamTest, AnswersAreReadWhileABatchWaitsForRoom) {
   EXPECT_EQ(state_.reconnects.load(), 0u);
 }
 
+// The system may have no memory for a batch, for example.
+TEST_F(StepStreamTest, AWriteThatFailsThoughNobodyHungUpIsMadeOnAnotherConnection) {
+  Start();
+  const UniqueFd stays(std::move(daemon_));
+  ASSERT_EQ(shutdown(stays.get(), SHUT_RD), 0);
+  const auto answer = Touch();
+  Accept();
+  const v1::StepRequest again = Receive();
+  EXPECT_EQ(again.member_token(), "token");
+  EXPECT_TRUE(again.operations(0).has_touch()) << again.ShortDebugString();
+  Answer(again);
+  Await(*answer);
+  EXPECT_TRUE(answer->status.ok()) << answer->status;
+}
+
 TEST_F(StepStreamTest, AStoppedStreamHangsUpAndAnswersAll) {
   Start();
+  // A forked child would have the descriptor, too.
+  std::vector<UniqueFd> inherited;
+  for (int fd = 3; fd < 256; ++fd) {
+    sockaddr_un peer{};
+    socklen_t size = sizeof(peer);
+    if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) == 0 && path_ == peer.sun_path)
+      inherited.emplace_back(fcntl(fd, F_DUPFD_CLOEXEC, 256));
+  }
+  ASSERT_EQ(inherited.size(), 1u);
   const auto answer = Touch();
   Receive();
   state_.End(absl::AbortedError("closed"));

@@ -225,6 +225,26 @@ TEST_P(LongCallsStepTest, BatchesBehindAnOpeningWaitAndOthersDoNot) {
   EXPECT_EQ(std::accumulate(counts.begin(), counts.end(), uint64_t{0}), 2u);
 }
 
+TEST_P(LongCallsStepTest, AnOpeningThatIsUnderWayWhenTheServerRestsIsTheStreamsLast) {
+  const auto newcomer = Attach();
+  gate_.Shut();
+  const auto stream = OpenStep(GetParam(), &newcomer->stub(), socket());
+  v1::StepRequest batch;
+  *batch.add_operations()->mutable_open_session() = LargeSession(*newcomer);
+  ASSERT_TRUE(stream->Write(batch));
+  gate_.AwaitArrivals(1);
+  server_->Rest();
+  gate_.Open();
+  v1::StepResponse answer;
+  ASSERT_TRUE(stream->Read(&answer));
+  ASSERT_EQ(answer.results_size(), 1);
+  EXPECT_TRUE(answer.results(0).has_open_session()) << answer.ShortDebugString();
+  // An upgrade waits for it no longer than that.
+  EXPECT_FALSE(stream->Read(&answer)) << answer.ShortDebugString();
+  EXPECT_EQ(stream->Finish().code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(Eventually([&] { return server_->quiet(); }));
+}
+
 TEST_F(LongCallsTest, AnOpeningWhoseCallerGaveUpIsUndone) {
   const auto engine = OpenEngine();
   const auto newcomer = Attach();
