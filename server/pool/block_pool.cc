@@ -278,6 +278,7 @@ void BlockPool::Release(Holder session, TimeMs now, const UseHint& hint, absl::S
 
 void BlockPool::Ref(Holder session, absl::Span<const BlockRef> blocks, absl::Span<Verdict> verdicts) {
   Rep& r = *rep_;
+  r.BeginVerb(r.now_ms, blocks.size());
   Rep::Session* const s = r.OpenSession(session);
   for (size_t i = 0; i < blocks.size(); ++i) {
     verdicts[i] = r.Resolve(blocks[i]);

@@ -257,7 +257,7 @@ class BlockPool {
   // Blocks under the pin budget, and the budget.
   uint32_t pinned() const;
   uint32_t pin_budget() const;
-  // Blocks in front of those that it named which the last verb visited: each is as much work as one that it named.
+  // Blocks that the last verb visited, those that it named among them or not: each is as much work as one that it named.
   uint32_t steps() const;
   const PoolCounters& counters() const;
   // The direct evictions since the last call, for histograms; at most 4096 are kept.

@@ -250,7 +250,8 @@ void MemberLog::ForgetTorn() {
     h.end = at;
     break;
   }
-  if (h.ended >= torn) h.ended = h.unmaps = 0;
+  // A close that was torn before its end was written has left the other half.
+  if (h.ended == 0 || h.ended >= torn) h.ended = h.unmaps = 0;
   // What began in that turn never did. What was done in it was not, and its beginning is what counts.
   if (h.begun >= torn) {
     h.begun = h.done = 0;

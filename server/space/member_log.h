@@ -61,7 +61,10 @@ class MemberLog {
   void SetSink(BlockRef sink) { header().sink = sink.Pack(); }
   void SetFence(uint64_t step);
   void OnWarmupDone() { header().warmup_done = pool_->turn(); }
-  void OnEnded() { header().ended = pool_->turn(); }
+  // Once: dated anew, an end that was kept would be forgotten with a turn that is torn.
+  void OnEnded() {
+    if (header().ended == 0) header().ended = pool_->turn();
+  }
   // The member ends its session itself, and unmaps what it has of the space. REQUIRES: OnEnded follows in this turn.
   void OnUnmaps() { header().unmaps = 1; }
   void BeginBatch() { header().begun = pool_->turn(); }

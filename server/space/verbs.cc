@@ -173,8 +173,9 @@ std::optional<size_t> BlockVerbs::Apply(Turn& turn, Session* session, const v1::
     case v1::Operation::VERB_NOT_SET:
       KVPOOL_CHECK(false, "verb %d does not act on blocks", operation.verb_case());
   }
-  // A few names may have long chains in front of them.
-  turn.Worked(state_.pool.steps());
+  // A few names may have long chains in front of them. The names themselves are counted above.
+  const size_t visited = state_.pool.steps();
+  turn.Worked(visited - std::min<size_t>(visited, part.size()));
   done += part.size();
   return done < static_cast<size_t>(blocks.size()) ? std::optional<size_t>(done) : std::nullopt;
 }

@@ -158,6 +158,19 @@ TEST_F(LargeBatchTest, AChainInFrontOfOneNameIsWork) {
   }
 }
 
+TEST_F(LargeBatchTest, WhatAnotherVerbVisitedIsNoWorkOfARef) {
+  constexpr int kTimes = 64;
+  StartWith(8192);
+  const auto engine = OpenEngine(OpenRequest()), other = OpenEngine(OpenRequest(), "other");
+  const uint64_t held = other->Lease(1)[0];
+  const std::vector<uint64_t> blocks = engine->Lease(kMany);
+  engine->Seal(blocks, Keys("chain", kMany));
+  engine->Release(blocks);
+  const uint64_t before = Holds();
+  other->Step(std::vector<v1::Operation>(kTimes, RefOp({held})));
+  EXPECT_LE(Holds() - before, 4u);
+}
+
 // Groups of 16, 16 and 32 tokens a block; the second has a window of 160 tokens.
 class LargeMatchTest : public LargeBatchTest {
  protected:

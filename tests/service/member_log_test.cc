@@ -134,6 +134,28 @@ TEST_F(MemberLogTest, ATornTurnDecidesNothing) {
   EXPECT_THAT(log_->WhyOver(), HasSubstr("half done"));
 }
 
+TEST_F(MemberLogTest, ATornCloseLeavesNoHalf) {
+  log_->OnUnmaps();
+  Next();
+  EXPECT_FALSE(log_->unmaps()) << "its end was not written";
+  log_->OnEnded();
+  pool_.Commit();
+  Next();
+  EXPECT_FALSE(log_->unmaps()) << "another end, long after it";
+}
+
+TEST_F(MemberLogTest, AnEndThatWasKeptStays) {
+  log_->OnUnmaps();
+  log_->OnEnded();
+  pool_.Commit();
+  Next();
+  // The daemon that finds it says so as well, and does not get far.
+  log_->OnEnded();
+  Next();
+  EXPECT_TRUE(log_->unmaps());
+  EXPECT_EQ(log_->WhyOver(), "it had ended");
+}
+
 TEST_F(MemberLogTest, ATornFenceWasNeverReported) {
   log_->SetFence(5);
   pool_.Commit();
