@@ -67,6 +67,10 @@ class KeeperTest : public SessionTest {
   // A daemon goes on without its keeper, and would outlive the test.
   void TearDown() override {
     if (daemon_ == nullptr) return;
+    // Nor is one left that the keeper has just started, and that has not said so yet.
+    if (daemon_->pid() > 0) daemon_->Signal(SIGSTOP);
+    std::ifstream children(absl::StrCat("/proc/", daemon_->pid(), "/task/", daemon_->pid(), "/children"));
+    for (pid_t child; children >> child;) kill(child, SIGKILL);
     daemon_->Kill();
     if (const pid_t daemon = PidIn(daemon_->directory()); daemon > 0) kill(daemon, SIGKILL);
   }

@@ -75,6 +75,7 @@ TEST_F(ResumeTest, WhoClosedASessionKeepsNoSlabOfTheNextDaemons) {
   }
   EXPECT_EQ(engine->Do(CloseOp()).code(), 0);
   for (int round = 0; round < 2; ++round) {
+    engine = nullptr;  // What a daemon has of the one before it goes before its link to the keeper.
     ASSERT_TRUE(Start().ok());
     engine = ComeBack(*before, process.credentials());
     ASSERT_NE(engine, nullptr);
