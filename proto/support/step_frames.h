@@ -5,7 +5,7 @@
 // way, a StepResponse the other. A size with the bit kStepEndBit is the daemon's last frame: code and message of that response are
 // the stream's status, as gRPC's trailers would have it. Shutting the sending half down is gRPC's half-close.
 //
-// This is what gRPC's stream costs in HTTP/2 and completion queues, saved: two system calls at each end carry a batch and its answer.
+// This is what gRPC's stream costs in HTTP/2 and completion queues, saved: a write and a read at each end carry a batch and its answer.
 #ifndef KVPOOL_PROTO_SUPPORT_STEP_FRAMES_H_
 #define KVPOOL_PROTO_SUPPORT_STEP_FRAMES_H_
 
@@ -22,6 +22,8 @@ namespace kvpool {
 
 // It is as long as HTTP/2's, so that whoever accepts looks at so many bytes. The number is the version of the frames.
 inline constexpr std::string_view kStepPreface = "* kvpool.v1 STEP 1 *\r\n\r\n";
+// What AttachWelcome.step_frames says of it.
+inline constexpr uint32_t kStepFramesVersion = 1;
 inline constexpr uint32_t kStepEndBit = uint32_t{1} << 31;
 inline constexpr size_t kStepHeaderBytes = 4;
 // A batch may name kMaxNames keys of kMaxKeyBytes, which is 4 MiB, plus framing.

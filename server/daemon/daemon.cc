@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/support/status_macros.h"
+#include "proto/support/step_frames.h"
 #include "server/base/housekeeper.h"
 #include "server/base/log.h"
 #include "server/daemon/registry.h"
@@ -215,7 +216,7 @@ absl::StatusOr<Daemon::Welcome> Daemon::OnAttached(std::shared_ptr<AttachPeer> p
     welcome = *std::move(back);
   }
   welcome.frame.mutable_welcome()->set_daemon_epoch(options_.epoch);
-  welcome.frame.mutable_welcome()->set_step_frames(1);
+  welcome.frame.mutable_welcome()->set_step_frames(kStepFramesVersion);
   welcome.frame.mutable_welcome()->set_reattach_ms(
       keeper_ == nullptr || keeper_->lost() ? 0 : options_.reattach_ms);
   return welcome;
