@@ -176,7 +176,17 @@ class LongCallsTest : public testing::Test {
   std::unique_ptr<v1::Operator::Stub> operators_;
 };
 
-class LongCallsStepTest : public LongCallsTest, public testing::WithParamInterface<StepBy> {};
+class LongCallsStepTest : public LongCallsTest, public testing::WithParamInterface<StepBy> {
+ protected:
+  // A stream whose first batch opens a large session.
+  std::unique_ptr<RawStepStream> BeginOpening(RawEngine* newcomer) const {
+    auto stream = OpenStep(GetParam(), &newcomer->stub(), socket());
+    v1::StepRequest batch;
+    *batch.add_operations()->mutable_open_session() = LargeSession(*newcomer);
+    EXPECT_TRUE(stream->Write(batch));
+    return stream;
+  }
+};
 
 INSTANTIATE_TEST_SUITE_P(Step, LongCallsStepTest, testing::Values(StepBy::kGrpc, StepBy::kFrames),
                          [](const auto& info) { return NameOf(info.param); });
@@ -201,11 +211,8 @@ TEST_P(LongCallsStepTest, BatchesBehindAnOpeningWaitAndOthersDoNot) {
   const auto engine = OpenEngine();
   const auto newcomer = Attach();
   gate_.Shut();
-  const auto stream = OpenStep(GetParam(), &newcomer->stub(), socket());
+  const auto stream = BeginOpening(newcomer.get());
   v1::StepRequest batch;
-  *batch.add_operations()->mutable_open_session() = LargeSession(*newcomer);
-  ASSERT_TRUE(stream->Write(batch));
-  batch.Clear();
   batch.set_sequence(1);
   batch.add_operations()->mutable_fence()->set_step(3);
   ASSERT_TRUE(stream->Write(batch));
@@ -228,10 +235,7 @@ TEST_P(LongCallsStepTest, BatchesBehindAnOpeningWaitAndOthersDoNot) {
 TEST_P(LongCallsStepTest, AnOpeningThatIsUnderWayWhenTheServerRestsIsTheStreamsLast) {
   const auto newcomer = Attach();
   gate_.Shut();
-  const auto stream = OpenStep(GetParam(), &newcomer->stub(), socket());
-  v1::StepRequest batch;
-  *batch.add_operations()->mutable_open_session() = LargeSession(*newcomer);
-  ASSERT_TRUE(stream->Write(batch));
+  const auto stream = BeginOpening(newcomer.get());
   gate_.AwaitArrivals(1);
   server_->Rest();
   gate_.Open();
@@ -273,10 +277,7 @@ TEST_P(LongCallsStepTest, AStreamThatBreaksWhileItOpensLeavesNothing) {
   const auto newcomer = Attach();
   gate_.Shut();
   {
-    const auto stream = OpenStep(GetParam(), &newcomer->stub(), socket());
-    v1::StepRequest batch;
-    *batch.add_operations()->mutable_open_session() = LargeSession(*newcomer);
-    ASSERT_TRUE(stream->Write(batch));
+    const auto stream = BeginOpening(newcomer.get());
     gate_.AwaitArrivals(1);
     stream->TryCancel();
     EXPECT_EQ(stream->Finish().code(), absl::StatusCode::kCancelled);
