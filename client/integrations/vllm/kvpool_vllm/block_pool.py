@@ -20,7 +20,7 @@ last one. A block that a window has left goes with the next step; one that was s
 With prefix_match_unit a prefix may end within a block. What is there of such a block is found by this engine alone, as long as it
 keeps the block; the full ones in front of it are everybody's.
 
-get_num_free_blocks answers with what is stocked, after it has stocked what is wanted (want). So nothing that vLLM plans on is
+get_num_free_blocks answers with what is stocked, after it has stocked what is wanted. So nothing that vLLM plans on is
 taken by others.
 
 Once kvpoold is gone, nothing is leased and released any more. Before the next step is planned the scheduler takes all requests back
@@ -34,26 +34,27 @@ import collections
 import copy
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import kvpool
 from vllm.logger import init_logger
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id, resolve_block_hashes
+from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id, resolve_block_hashes
 
 from kvpool_vllm import keys
 from kvpool_vllm.groups import dropped_tokens
 
 if TYPE_CHECKING:
-    from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.request import Request
 
     from kvpool_vllm.space import Space
 
 logger = init_logger("vllm.kvpool")
 
-_Filled = tuple[int, "KVCacheBlock", bytes, int, "bytes | None", "Request"]
+# (group, request, blocks that were filled, None for those that stay private, their stays, their keys, the key in front of them)
+_Filled = tuple[int, "Request", "list[KVCacheBlock | None]", "list[int]", "list[bytes]", "bytes | None"]
 _Question = list[tuple[int, "list[BlockHash]"]]  # By group, the keys.
 _BLOCK = 0xffffffff
 _SPARE = 16  # Blocks a group, leased beyond what is wanted, so that a step of decoding rarely asks.
@@ -73,7 +74,11 @@ class KvPoolBlockPool(BlockPool):
         self.space, self.session = space, space.session
         self._groups = space.terms.groups
         dropped = dropped_tokens(self._groups)
+        # What is said of each block is said often: properties of groups are asked once.
         self._lags = [group.lag(dropped) for group in self._groups]
+        self._sizes = [group.tokens_per_block for group in self._groups]
+        self._windows = [group.window_blocks for group in self._groups]
+        self._tags = [make_block_hash_with_group_id(BlockHash(b""), number) for number in range(len(self._groups))]  # Behind a key, in the index.
         # A small part of what the engine may hold: what it stocks is nobody's cache.
         self._spare = min(_SPARE * len(self._groups), space.limit // 16)
         self._surplus = max(self._spare, min(_SURPLUS * len(self._groups), space.limit // 4))
@@ -89,7 +94,7 @@ class KvPoolBlockPool(BlockPool):
         self._stock: list[KVCacheBlock] = []
         self.ends_within_blocks = False  # Prefixes may.
         self._kept: dict[int, KVCacheBlock] = {}  # The oldest first.
-        # Blocks that the step which is being scheduled fills: (group, block, key, its stays, parent key).
+        # Blocks that the step which is being scheduled fills.
         self._new_seals: list[_Filled] = []
         self._seals: list[tuple[int, list[_Filled]]] = []  # (step, those), oldest first.
         # Keyed by request id.
@@ -161,14 +166,11 @@ class KvPoolBlockPool(BlockPool):
 
     # ---- Leases
 
-    def want(self, count: int, headroom: int = 0) -> None:
-        # More than there are: vLLM has a request wait by such a number, while a state that it needs is computed in the same step.
-        self.wanted, self.headroom = count if count < self.num_gpu_blocks else 0, headroom
-
     def get_num_free_blocks(self) -> int:
-        if len(self._stock) < self.wanted + self.headroom:
+        # More than there are: vLLM has a request wait by such a number, while a state that it needs is computed in the same step.
+        if len(self._stock) < self.wanted + self.headroom and self.wanted < self.num_gpu_blocks:
             self._top_up(self.wanted, self.headroom)
-        return len(self._stock) + len(self._kept)
+        return len(self._stock) + len(self._kept) if self._kept else len(self._stock)
 
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
         stock = self._stock
@@ -183,7 +185,8 @@ class KvPoolBlockPool(BlockPool):
         del stock[-num_blocks:]
         for block in taken:
             block.ref_cnt = 1
-            if self.metrics_collector:
+        if self.metrics_collector:
+            for block in taken:
                 self.metrics_collector.on_block_allocated(block)
         self._in_use += num_blocks
         return taken
@@ -288,42 +291,51 @@ class KvPoolBlockPool(BlockPool):
 
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
         for block in blocks:
-            if block.ref_cnt == 0 and not block.is_null:
+            count = block.ref_cnt
+            if count == 0 and not block.is_null:
                 self._in_use += 1
                 self._kept.pop(block.block_id, None)
-            block.ref_cnt += 1
-            if self.metrics_collector:
+            block.ref_cnt = count + 1
+        if self.metrics_collector:
+            for block in blocks:
                 self.metrics_collector.on_block_accessed(block)
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
-        released: list[int] = []
+        shared, refs, released = self._shared, self._refs, []
         for block in ordered_blocks:
-            block.ref_cnt -= 1
-            if block.ref_cnt > 0 or block.is_null:
+            block.ref_cnt = count = block.ref_cnt - 1
+            if count > 0 or block.is_null:
                 continue
             self._in_use -= 1
-            if not self._shared[block.block_id] and self.ends_within_blocks and block.block_hash is not None:
-                self._kept[block.block_id] = block
-            elif not self._shared[block.block_id]:
+            block_id = block.block_id
+            if shared[block_id]:
+                if not self.detached:
+                    self._forget(block)
+                    shared[block_id] = 0
+                    released.append(refs[block_id])
+                    refs[block_id] = 0
+            elif self.ends_within_blocks and block.block_hash is not None:
+                self._kept[block_id] = block
+            else:
                 # Its next owner in this engine writes it behind what this one's kernels do.
                 self._forget(block)
-                self._stays[block.block_id] += 1
+                self._stays[block_id] += 1
                 self._stock.append(block)
-            elif not self.detached:
-                self._forget(block)
-                self._shared[block.block_id] = 0
-                released.append(self._refs[block.block_id])
-                self._refs[block.block_id] = 0
         if released:
             self._left += 1
             released.reverse()  # vLLM frees from the tail.
             self._release(released)
 
     def _forget(self, block: KVCacheBlock) -> None:
-        if block.block_hash is not None:
+        if (key := block.block_hash) is None:
+            return
+        if self.cached_block_hashes_by_block:
             self._remove_cached_block_hashes(block)
-            if self.metrics_collector:
-                self.metrics_collector.on_block_evicted(block)
+        else:  # The same, where no block has more keys than one.
+            self.cached_block_hash_to_block.pop(key, block.block_id)
+            block.reset_hash()
+        if self.metrics_collector:
+            self.metrics_collector.on_block_evicted(block)
 
     def _release(self, refs: list[int]) -> None:
         self._retry_at = 0.0
@@ -336,7 +348,8 @@ class KvPoolBlockPool(BlockPool):
     def trim(self) -> None:
         """Gives back what is stocked beyond the likely need. An engine that is idle needs nothing: what it had would keep slabs from others."""
         idle = self._in_use == 0
-        self._stock_kept(self._surplus)
+        if self._kept:
+            self._stock_kept(self._surplus)
         if len(self._stock) > (0 if idle else self._surplus) and not self.detached:
             stay = 0 if idle else self._spare
             surplus = self._stock[:len(self._stock) - stay]
@@ -351,13 +364,14 @@ class KvPoolBlockPool(BlockPool):
     def _wanted(self, request: Request) -> list[list[BlockHash]]:
         """The keys of the request's prefix, by group."""
         wanted: list[list[BlockHash]] = []
-        for group, lag in zip(self._groups, self._lags):
-            size = group.tokens_per_block
+        for group, lag, size in zip(self._groups, self._lags, self._sizes):
             # The last token is always computed; where there are drafts, the last block is.
             count = (request.num_tokens if group.drafted else request.num_tokens - 1) // size
             found = resolve_block_hashes(request.block_hashes, self.hash_block_size, size)[:count]
             # Nobody has a block of key 0: what begins with it is no prefix.
-            wanted.append(found[-lag:] if lag < 0 else [bytes(32)] * min(lag, len(found)) + found[:max(0, len(found) - lag)])
+            if lag != 0:
+                found = found[-lag:] if lag < 0 else [bytes(32)] * min(lag, len(found)) + found[:max(0, len(found) - lag)]
+            wanted.append(found)
         return wanted
 
     def ask(self, request: Request) -> None:
@@ -385,8 +399,9 @@ class KvPoolBlockPool(BlockPool):
 
     def _is_here(self, wanted: list[list[BlockHash]]) -> bool:
         """Where attention is full, the last block is not here without those before."""
-        return all(self.cached_block_hash_to_block.get_one_block(make_block_hash_with_group_id(key, number)) is not None
-                   for number, group in enumerate(self._groups) for key in wanted[number][-max(1, group.window_blocks):])
+        index = self.cached_block_hash_to_block
+        return all(index.get_one_block(key + tag) is not None
+                   for of_group, tag, window in zip(wanted, self._tags, self._windows) for key in of_group[-max(1, window):])
 
     def settle(self, request: Request) -> None:
         """What the pool has of the request's prefix is put into the index, with a reference for the waiting request."""
@@ -405,8 +420,8 @@ class KvPoolBlockPool(BlockPool):
         patience = self._patience(asked_at)
         try:
             hits = [each.wait(timeout=patience) for each, _ in pending]
-            found = [(number, i, ref) for hit, (_, question) in zip(hits, pending)
-                     for (number, _), blocks in zip(question, hit.groups) for i, ref in enumerate(blocks.detach()) if ref]
+            found = [(number, blocks.detach()) for hit, (_, question) in zip(hits, pending)
+                     for (number, _), blocks in zip(question, hit.groups)]
             self._heard(asked_at)
         except kvpool.DeadlineExceededError:
             request.kvpool_asked = self._left  # Once is enough.
@@ -418,19 +433,25 @@ class KvPoolBlockPool(BlockPool):
             return
         held: list[KVCacheBlock] = []
         surplus: list[int] = []
-        for number, i, ref in found:
-            block = self.blocks[ref & _BLOCK]
-            mine = self._refs[block.block_id]
-            if self._shared[block.block_id]:
-                assert mine == ref, f"block {block.block_id}: {mine:x} is held, {ref:x} found"
-                surplus.append(ref)
-            else:
-                assert mine == 0, f"block {block.block_id} is leased, and was found"
-                self._refs[block.block_id] = ref
-                self._shared[block.block_id] = 1
-                self._insert_block_hash(make_block_hash_with_group_id(wanted[number][i], number), block,
-                                        num_tokens=(i + 1 - self._lags[number]) * self._groups[number].tokens_per_block)
-            held.append(block)
+        mine, index = self._refs, self.cached_block_hash_to_block
+        for number, refs in found:
+            tag, size = self._tags[number], self._sizes[number]
+            tokens = -self._lags[number] * size
+            for key, ref in zip(wanted[number], refs):
+                tokens += size
+                if not ref:
+                    continue
+                block_id = ref & _BLOCK
+                block = self.blocks[block_id]
+                held.append(block)
+                if mine[block_id] == ref and self._shared[block_id]:
+                    surplus.append(ref)
+                    continue
+                assert mine[block_id] == 0, f"block {block_id}: {mine[block_id]:x} is held or leased, {ref:x} found"
+                mine[block_id] = ref
+                self._shared[block_id] = 1
+                block.set_block_hash(key + tag, num_tokens=tokens)
+                index.insert(key + tag, block)
         self.touch(held)
         self.counters["found_blocks"] += len(held)
         if surplus:
@@ -462,8 +483,9 @@ class KvPoolBlockPool(BlockPool):
 
     def hold(self, request: Request, blocks: list[KVCacheBlock]) -> None:
         """The request's prefix is these blocks, whoever lets go of them before its turn."""
-        self.touch(blocks)
-        self._hold(request.request_id, blocks)
+        if self._waiting.get(request.request_id, []) != blocks:
+            self.touch(blocks)
+            self._hold(request.request_id, blocks)
         request.kvpool_asked = self._left  # What it has let go of itself is no news to it.
 
     def _hold(self, request_id: str, blocks: list[KVCacheBlock] | None) -> None:
@@ -497,12 +519,12 @@ class KvPoolBlockPool(BlockPool):
         if num_cached_blocks >= num_full_blocks or self.detached:
             return
         hashes = resolve_block_hashes(request.block_hashes, self.hash_block_size, block_size)
-        for i in range(num_cached_blocks, num_full_blocks):
-            block = blocks[i]
-            if block.is_null or self._shared[block.block_id] or (block_mask is not None and not block_mask[i - num_cached_blocks]):
-                continue
-            self._new_seals.append((kv_cache_group_id, block, hashes[i], self._stays[block.block_id], hashes[i - 1] if i else None,
-                                    request))
+        # Those that are to be sealed; the others are theirs already, or nobody's.
+        filled = [None if block.is_null or self._shared[block.block_id] or not named else block
+                  for block, named in zip(blocks[num_cached_blocks:num_full_blocks], block_mask or itertools.repeat(True))]
+        if any(filled):
+            self._new_seals.append((kv_cache_group_id, request, filled, [self._stays[block.block_id] if block else 0 for block in filled],
+                                    hashes[num_cached_blocks:num_full_blocks], hashes[num_cached_blocks - 1] if num_cached_blocks else None))
 
     def scheduled(self, request_ids: Iterable[str]) -> int:
         """A step was made of these requests. Returns its number if workers have to say that it is done, else 0.
@@ -537,37 +559,41 @@ class KvPoolBlockPool(BlockPool):
             return
         try:
             while self._seals and self._seals[0][0] <= step:
-                for _, run in itertools.groupby(self._still_there(self._seals.pop(0)[1]), key=lambda entry: entry[0]):
-                    self._seal([entry[1:] for entry in run])
+                for filled in self._seals.pop(0)[1]:
+                    self._seal(*filled)
         except kvpool.ResourceExhaustedError:
             pass  # Too much is on its way: these stay private.
         except kvpool.KvpoolError as error:
             self._detach(error)
 
-    def _still_there(self, entries: list[_Filled]) -> Iterator[tuple[int, int, KVCacheBlock, bytes, bytes | None]]:
-        """(number of its run, group, block, key, parent key) of blocks that were not freed meanwhile."""
-        run = 0
-        last: tuple[int | None, bytes | None] = (None, None)
-        adapters: dict[str, bool] = {}  # By request: its adapter is the one that its keys name.
-        for group, block, key, stays, parent, request in entries:
-            if block.ref_cnt == 0 or self._stays[block.block_id] != stays or self._shared[block.block_id]:
-                continue
-            if not self.cached_block_hash_to_block.contain(make_block_hash_with_group_id(key, group), block.block_id):
-                continue  # vLLM has put another state into it than the one that it had named, or knows that it could not be loaded.
-            if request.request_id not in adapters:
-                adapters[request.request_id] = keys.adapter_is_the_same(request)
-            if not adapters[request.request_id]:
-                continue
-            if parent is None or (group, parent) != last:
-                run += 1
-            last = group, key
-            yield run, group, block, key, parent
+    def _seal(self, group: int, request: Request, filled: list[KVCacheBlock | None], stays: list[int], hashes: list[bytes],
+              parent: bytes | None) -> None:
+        """Runs of `filled` that were not freed meanwhile."""
+        if not keys.adapter_is_the_same(request):
+            return
+        tag, index = self._tags[group], self.cached_block_hash_to_block
+        run: list[KVCacheBlock] = []
+        of_run: list[bytes] = []
+        in_front = parent
+        for block, stay, key in zip(filled, stays, hashes):
+            # vLLM may have put another state into it than the one that it had named, or know that it could not be loaded.
+            if (block is not None and block.ref_cnt > 0 and self._stays[block.block_id] == stay and not self._shared[block.block_id]
+                    and index.contain(key + tag, block.block_id)):
+                if not run:
+                    parent = in_front
+                run.append(block)
+                of_run.append(key)
+            elif run:
+                self._seal_run(group, run, of_run, parent)
+                run, of_run = [], []
+            in_front = key
+        if run:
+            self._seal_run(group, run, of_run, parent)
 
-    def _seal(self, run: list[tuple[int, KVCacheBlock, bytes, bytes | None]]) -> None:
-        group, _, _, parent = run[0]
-        self.session.seal([self._refs[block.block_id] for _, block, _, _ in run], [key for _, _, key, _ in run], parent_key=parent,
-                          group=group, leave_duplicates=True)  # Tables only grow: this block stays in its request's.
-        for _, block, _, _ in run:
+    def _seal_run(self, group: int, run: list[KVCacheBlock], of_run: list[bytes], parent: bytes | None) -> None:
+        self.session.seal([self._refs[block.block_id] for block in run], of_run, parent_key=parent, group=group,
+                          leave_duplicates=True)  # Tables only grow: this block stays in its request's.
+        for block in run:
             self._shared[block.block_id] = 1
         self.counters["sealed_blocks"] += len(run)
 

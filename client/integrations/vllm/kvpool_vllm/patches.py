@@ -47,6 +47,8 @@ def _root(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _adapter(original: Callable[..., Any]) -> Callable[..., Any]:
     def _gen_lora_extra_hash_keys(request: Any) -> Any:
+        if not request.lora_request:  # This is called for each block, and of most requests there is nothing to say.
+            return original(request)
         from kvpool_vllm.keys import adapter_keys
         return adapter_keys(request, original)
     return _gen_lora_extra_hash_keys
@@ -54,14 +56,17 @@ def _adapter(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _images(original: Callable[..., Any]) -> Callable[..., Any]:
     def _gen_mm_extra_hash_keys(request: Any, *rest: Any, **more: Any) -> Any:
-        from kvpool_vllm.keys import name_images
-        name_images(request)
+        if request.mm_features:
+            from kvpool_vllm.keys import name_images
+            name_images(request)
         return original(request, *rest, **more)
     return _gen_mm_extra_hash_keys
 
 
 def _salt(original: Callable[..., Any]) -> Callable[..., Any]:
     def generate_block_hash_extra_keys(request: Any, start_token_idx: int, end_token_idx: int, *rest: Any, **more: Any) -> Any:
+        if not request.cache_salt:
+            return original(request, start_token_idx, end_token_idx, *rest, **more)
         from kvpool_vllm.keys import salted_keys
         return salted_keys(request, start_token_idx, end_token_idx, lambda: original(request, start_token_idx, end_token_idx, *rest, **more))
     return generate_block_hash_extra_keys

@@ -50,6 +50,7 @@ def ask_for_blocks(manager: KVCacheManager, watermark: int) -> None:
     `watermark`: blocks that vLLM leaves free when it admits a request."""
     lookup, plan = manager.get_computed_blocks, manager.coordinator.get_num_blocks_to_allocate
     pool, manager.watermark_blocks = manager.block_pool, watermark
+    pool.headroom = watermark
     pool.ends_within_blocks = getattr(manager.coordinator, "enable_partial_hash_hits", False)
 
     def get_computed_blocks(request: Request, *arguments: Any, **more: Any) -> Any:
@@ -61,8 +62,7 @@ def ask_for_blocks(manager: KVCacheManager, watermark: int) -> None:
         return blocks, tokens, *boundary
 
     def get_num_blocks_to_allocate(*arguments: Any, **more: Any) -> int:
-        count = plan(*arguments, **more)
-        pool.want(count, watermark)
+        pool.wanted = count = plan(*arguments, **more)
         return count
 
     manager.get_computed_blocks = get_computed_blocks
@@ -84,7 +84,7 @@ class _Pooled(scheduler.Scheduler):
         self._opener = Opener(space.open_again)
         # Behind a move, requests whose layers have a state said something else than before it.
         self._can_move = not any(group.has_states for group in space.terms.groups)
-        self.pool.want(1)
+        self.pool.wanted = 1
         if self.pool.get_num_free_blocks() == 0:
             space.session.lease(1, timeout=space.options.open_timeout).release()
         # A share of what this engine may hold: its plan has room for the ids of all of the pool's blocks.
