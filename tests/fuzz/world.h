@@ -113,6 +113,8 @@ class World {
   void Sent(Process* process, uint64_t sequence, uint32_t index, const v1::Operation& operation);
   void Answered(Process* process, uint64_t sequence, uint32_t index, const v1::OperationResult& result);
   void Heard(Process* process, const v1::StepResponse& response);
+  // An answer gives the session a hold.
+  void Gave(uint64_t session, uint64_t space, uint64_t ref, bool leased);
   void Learn(uint64_t ref);
 
   Input& input_;
@@ -122,6 +124,8 @@ class World {
   std::vector<std::unique_ptr<Process>> processes_;
   std::map<uint64_t, SessionFacts> sessions_;
   Holdings holdings_;
+  // (session, ref): released by a completion, and given by a result of the same response.
+  std::set<std::pair<uint64_t, uint64_t>> released_ahead_;
   std::vector<uint64_t> refs_;  // Some that answers named.
   uint64_t next_process_ = 100;
   v1::Layout layout_;              // Those who share a space have it.

@@ -352,6 +352,16 @@ void World::Heard(Process* process, const v1::StepResponse& response) {
   }
   for (int i = 0; i < response.results_size(); ++i)
     Answered(process, response.sequence(), i, response.results(i));
+  released_ahead_.clear();
+}
+
+void World::Gave(uint64_t session, uint64_t space, uint64_t ref, bool leased) {
+  if (leased) {
+    holdings_.Lease(session, space, ref);
+  } else {
+    holdings_.Add(session, space, ref);
+  }
+  if (released_ahead_.erase({session, ref}) > 0) holdings_.Drop(session, space, ref);
 }
 
 void World::Answered(Process* process, uint64_t sequence, uint32_t index, const v1::OperationResult& result) {
@@ -367,20 +377,25 @@ void World::Answered(Process* process, uint64_t sequence, uint32_t index, const 
   const uint64_t session = process->session, space = process->space;
   if (result.has_close_session()) return holdings_.End(session);
   for (const uint64_t ref : result.lease().blocks()) {
-    holdings_.Lease(session, space, ref);
+    Gave(session, space, ref, /*leased=*/true);
     Learn(ref);
   }
   for (const v1::GroupHit& hit : result.match().groups()) {
-    for (const uint64_t ref : hit.blocks()) holdings_.Add(session, space, ref);
+    for (const uint64_t ref : hit.blocks()) Gave(session, space, ref, /*leased=*/false);
   }
   for (int i = 0; i < result.seal().canonical_size(); ++i) {
     const uint64_t canonical = result.seal().canonical(i);
     if (canonical != operation.seal().blocks(i)) holdings_.Add(session, space, canonical);
     Learn(canonical);
   }
-  // What it had no hold on when the release was sent it may have had when it was applied.
+  // What it had no hold on when the release was sent it may have had when it was applied: from a verb of the same batch, perhaps,
+  // whose answer comes behind this one.
+  std::vector<bool> refused_release(dropped.size());
+  for (const v1::Refusal& refusal : result.release().refused()) refused_release[refusal.index()] = true;
   for (size_t i = 0; i < dropped.size(); ++i) {
-    if (!dropped[i]) holdings_.Drop(session, space, operation.release().blocks(static_cast<int>(i)));
+    const uint64_t ref = operation.release().blocks(static_cast<int>(i));
+    if (dropped[i] || holdings_.Drop(session, space, ref) || refused_release[i]) continue;
+    released_ahead_.insert({session, ref});
   }
   if (result.has_ref()) {
     std::vector<bool> refused(operation.ref().blocks_size());
