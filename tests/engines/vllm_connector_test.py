@@ -2,7 +2,6 @@
 a block is damaged, or somebody dies. Needs what vllm_test.py needs.
 """
 
-import json
 import signal
 import time
 
@@ -146,9 +145,9 @@ def test_a_pool_too_small_for_all(models, engine, stock):
             one.started()
         for turn in range(2):
             for i in range(2):
-                print(json.dumps({"do": "generate", "prompts": asked[i ^ turn], "tokens": 60}), file=both[i].process.stdin, flush=True)
+                both[i].tell("generate", prompts=asked[i ^ turn], tokens=60)
             for i in range(2):
-                assert json.loads(both[i].process.stdout.readline()).get("tokens") == own[i ^ turn]
+                assert both[i].answer()["tokens"] == own[i ^ turn]
         assert sum(one.ask("facts")["transfer"]["failed_blocks"] for one in both) == 0
         settled(daemon, *both)
     finally:

@@ -10,11 +10,7 @@ import signal
 import sys
 import types
 
-OUT = None
-
-
-def say(**what):
-    print(json.dumps(what), file=OUT, flush=True)
+from kvpool.conform import adapter
 
 
 class Engine:
@@ -180,24 +176,12 @@ class Engine:
         return {}
 
 
+    def close(self):
+        self.llm.llm_engine.engine_core.shutdown()
+
+
 def main(kind=Engine):
-    global OUT
-    OUT = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # What vLLM prints is no answer.
-    try:
-        engine = kind(**json.loads(sys.argv[1]))
-    except Exception as error:
-        say(error=f"{type(error).__name__}: {error}")
-        return 1
-    say(ready=os.getpid())
-    for line in sys.stdin:
-        asked = json.loads(line)
-        try:
-            say(**getattr(engine, asked.pop("do"))(**asked))
-        except Exception as error:
-            say(error=f"{type(error).__name__}: {error}")
-    engine.llm.llm_engine.engine_core.shutdown()
-    return 0
+    return adapter.serve(lambda: kind(**json.loads(sys.argv[1])))
 
 
 if __name__ == "__main__":

@@ -9,13 +9,14 @@ import json
 import os
 import pathlib
 import random
-import signal
 import socket
 import subprocess
 import threading
 import time
 import urllib.error
 import urllib.request
+
+from kvpool.conform import processes
 
 PYTHON = os.environ.get("KVPOOL_VLLM_PYTHON")
 # Another vLLM in front of that Python's: vllm_versions.sh.
@@ -26,60 +27,25 @@ BLOCK = 32
 PATIENT = {"match_timeout": 60, "open_timeout": 120}
 
 
-class _Session:
-    """A process with all that it starts."""
-
-    def __init__(self, command, **more):
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, **more)
-        self._killed = False
-
-    def kill(self):
-        """All of it, at once; again it does nothing, for the number may be another's by then."""
-        if not self._killed:
-            self._killed = True
-            try:
-                os.killpg(self.process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        self.process.wait()
-
-
-class Engine(_Session):
+class Engine(processes.Engine):
     """A process with a vLLM. `pool`: options of additional_config.kvpool; None: stock vLLM. `under`: a command to run it by."""
 
     def __init__(self, model, pool=None, environment=None, script=HERE / "vllm_engine.py", under=(), **more):
         super().__init__(
-            [*under, PYTHON, script, json.dumps({"model": str(model), "pool": pool and PATIENT | pool, **more})], stdin=subprocess.PIPE,
-            env={**os.environ, **OVERLAY, "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1",
-                 **(environment or {})})
-        self.start = None
+            [*under, PYTHON, script, json.dumps({"model": str(model), "pool": pool and PATIENT | pool, **more})],
+            {**OVERLAY, "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", **(environment or {})})
 
     def started(self):
         """The process id."""
-        if self.start is None:
-            self.start = json.loads(self.process.stdout.readline() or '{"error": "no word"}')
-        assert "error" not in self.start, self.start["error"]
-        return self.start["ready"]
+        return self.start()["ready"]
 
     def refused(self):
         """Why it did not start."""
-        said = json.loads(self.process.stdout.readline())
-        assert "error" in said
-        return said["error"]
-
-    def ask(self, do, **what):
-        self.started()
-        print(json.dumps({"do": do, **what}), file=self.process.stdin, flush=True)
-        answer = json.loads(self.process.stdout.readline() or '{"error": "no answer"}')
-        assert "error" not in answer, answer["error"]
-        return answer
-
-    def generate(self, prompts, **what):
-        return self.ask("generate", prompts=prompts, **what)
-
-    def kill(self):
-        super().kill()
-        self.process.stdin.close(), self.process.stdout.close()
+        try:
+            said = self.start()
+        except processes.EngineRefused as error:
+            return str(error)
+        raise AssertionError(f"it started: {said}")
 
 
 @contextlib.contextmanager
@@ -98,7 +64,7 @@ def engines(model, **usual):
             engine.kill()
 
 
-class Server(_Session):
+class Server(processes.Process):
     """A `vllm serve`: its HTTP process, its engine core and its worker."""
 
     def __init__(self, model, pool, log, *flags, environment=None):
@@ -114,7 +80,7 @@ class Server(_Session):
              self.address.rsplit(":")[-1], "--scheduler-cls", "kvpool_vllm.Scheduler", "--additional-config",
              json.dumps({"kvpool": PATIENT | pool}), "--enable-prompt-tokens-details", "--skip-tokenizer-init", "--enforce-eager",
              "--dtype=bfloat16", f"--block-size={BLOCK}", "--max-model-len=1024", "--kv-cache-memory-bytes=64M", *flags],
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.STDOUT, text=True,
             env={**os.environ, **OVERLAY, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1",
                  **(environment or {})})
         self._reader = threading.Thread(target=self._read, daemon=True)

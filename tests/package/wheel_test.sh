@@ -41,6 +41,8 @@ inside '
   kvpoolctl health --wait=30s
   python /srv/engine.py
   python /srv/engine.py
+  # By a daemon of its own.
+  kvpool-conform --only=prefix_of_the_dead -- python -m kvpool.conform.toy --socket={socket} --other={other}
   # The command is the daemon, so that a signal to it arrives.
   kill $daemon && wait $daemon
   pip uninstall --quiet --yes kvpool

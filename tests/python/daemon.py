@@ -2,52 +2,10 @@
 
 import json
 import os
-import pathlib
 import signal
-import subprocess
-import tempfile
 import time
 
-BIN = pathlib.Path(os.environ["KVPOOL_BIN"])
-
-
-class Daemon:
-    """A process of its own, with a directory of its own. `environment` is added to the test's."""
-
-    def __init__(self, capacity="64MiB", slab="4MiB", device="host", environment=None, flags=()):
-        self.directory = tempfile.TemporaryDirectory(prefix="kvpool-python-")
-        self.path = pathlib.Path(self.directory.name)
-        self.socket = str(self.path / "kvpoold.sock")
-        self.environment = {**os.environ, **(environment or {})}
-        self.command = [BIN / "kvpoold", f"--device={device}", f"--capacity={capacity}", f"--slab-bytes={slab}",
-                        f"--socket={self.socket}", f"--state-dir={self.path}", "--metrics-listen=127.0.0.1:0",
-                        "--shutdown-grace=200ms", *flags]
-        self.start()
-
-    def start(self):
-        """Also again, once it is dead."""
-        with open(self.path / "log", "ab") as log:
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, env=self.environment)
-        healthy = subprocess.run([BIN / "kvpoolctl", f"--socket={self.socket}", "health", "--wait=60s"],
-                                 capture_output=True, text=True)
-        assert healthy.returncode == 0, healthy.stderr + self.log()
-
-    def log(self):
-        return (self.path / "log").read_text()
-
-    def ctl(self, *words):
-        """What kvpoolctl says, as JSON."""
-        done = subprocess.run([BIN / "kvpoolctl", f"--socket={self.socket}", "--json", *words], capture_output=True,
-                              text=True, check=True)
-        return json.loads(done.stdout)
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-
-    def close(self):
-        self.kill()
-        self.directory.cleanup()
+from kvpool.conform.processes import Daemon
 
 
 class KeptDaemon(Daemon):

@@ -67,6 +67,10 @@ class _Programs:
         self.names: set[str] = set()
         for name in tree.files("CMakeLists.txt"):
             self.names |= set(re.findall(r"add_executable\(\s*([\w-]+)", tree.text(name)))
+        self.scripts: dict[str, str] = {}  # Commands of the wheel that are Python, with their sources.
+        if tree.exists("pyproject.toml"):
+            for name, module in re.findall(r'^([\w-]+) = "([\w.]+):main"$', tree.text("pyproject.toml"), re.MULTILINE):
+                self.scripts[name] = f"client/python/{module.replace('.', '/')}.py"
         self.presets: set[str] = set()
         if tree.exists("CMakePresets.json"):
             self.presets = set(re.findall(r'"name":\s*"(\w+)"', tree.text("CMakePresets.json")))
@@ -80,6 +84,8 @@ class _Programs:
             return [f"{command} is not built by any preset and target"]
         if built or command in self.names:
             text: str | None = self.code
+        elif command in self.scripts:
+            text = self.tree.text(self.scripts[command])
         elif self.tree.exists(command):
             text = self.tree.text(command)
         elif command in SYSTEM_PROGRAMS:
