@@ -38,6 +38,7 @@ class World {
   struct SentOperation {
     v1::Operation operation;
     std::vector<bool> dropped;  // A release: the holds that ended when it was sent.
+    uint64_t batch = 0;         // Where it was sent, by batches_.
   };
   // The answer to a unary call, which may come with a later one.
   struct LateAnswer {
@@ -124,6 +125,7 @@ class World {
   std::vector<std::unique_ptr<Process>> processes_;
   std::map<uint64_t, SessionFacts> sessions_;
   Holdings holdings_;
+  uint64_t batches_ = 0;  // So many were sent.
   // (session, ref): released by a completion, and given by a result of the same response.
   std::set<std::pair<uint64_t, uint64_t>> released_ahead_;
   std::vector<uint64_t> refs_;  // Some that answers named.

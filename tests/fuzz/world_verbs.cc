@@ -226,6 +226,7 @@ void World::Prompt(Process* process) {
 }
 
 v1::StepResponse World::Send(Process* process, v1::StepRequest request) {
+  ++batches_;
   for (int i = 0; i < request.operations_size(); ++i) {
     Sent(process, request.sequence(), i, request.operations(i));
   }
@@ -333,7 +334,8 @@ void World::Sent(Process* process, uint64_t sequence, uint32_t index, const v1::
     // A set that is replaced or removed gives its holds back, which are beyond those counted here.
     return;
   }
-  const auto [sent, fresh] = process->sent.try_emplace({sequence, index}, SentOperation{operation, {}});
+  const auto [sent, fresh] =
+      process->sent.try_emplace({sequence, index}, SentOperation{operation, {}, batches_});
   if (!fresh) return;
   for (const uint64_t ref : operation.release().blocks()) {
     sent->second.dropped.push_back(holdings_.Drop(session, space, ref));
@@ -342,7 +344,10 @@ void World::Sent(Process* process, uint64_t sequence, uint32_t index, const v1::
 
 void World::Heard(Process* process, const v1::StepResponse& response) {
   if (response.code() != 0) {  // Nothing of the batch was applied.
-    std::erase_if(process->sent, [&](const auto& entry) { return entry.first.first == response.sequence(); });
+    // What an earlier one of that sequence has left is there still.
+    std::erase_if(process->sent, [&](const auto& entry) {
+      return entry.first.first == response.sequence() && entry.second.batch == batches_;
+    });
   }
   // Completions and calls' answers first: what they gave, a release of this batch may have taken already.
   for (const auto& each : processes_) HearCalls(each.get());
@@ -371,7 +376,7 @@ void World::Answered(Process* process, uint64_t sequence, uint32_t index, const 
   if (it == process->sent.end()) return;
   if (!process->answered.insert({sequence, index}).second)
     return;  // A repetition got the first answer again.
-  const auto [operation, dropped] = std::move(it->second);
+  const auto [operation, dropped, batch] = std::move(it->second);
   process->sent.erase(it);
   if (result.code() != 0) return;
   const uint64_t session = process->session, space = process->space;
