@@ -101,9 +101,9 @@ bool StreamAcceptor::RunOnce(int timeout_ms) {
   if (arrivals) Accept();
   const uint64_t now = MonotonicClock()->NowMs();
   while (!silent_.empty() && silent_.begin()->second.deadline_ms <= now) {
-    CloseOldest(ConnectionRefusal::kPrefaceTimeout,
-                absl::DeadlineExceededError(
-                    absl::StrCat("no preface within ", options_.preface_timeout_ms, " ms")));
+    CloseOldest(
+        ConnectionRefusal::kPrefaceTimeout,
+        absl::DeadlineExceededError(absl::StrCat("no preface within ", options_.preface_timeout_ms, " ms")));
   }
   return true;
 }

@@ -144,7 +144,7 @@ void StreamStory::SayOpening(Peer* peer) {
   peer->stream.Send(kAll);
 }
 
-// More than what is applied at once, or fits into the buffers on the way.
+// More than what is applied at once, or fits into the buffers on the way there and back.
 void StreamStory::SayLarge(Peer* peer) {
   Engine& engine = EngineOf(*peer);
   static constexpr std::array<int, 8> kNames = {100, 1000, 2047, 2049, 4096, 4097, 20000, 65535};
@@ -153,8 +153,11 @@ void StreamStory::SayLarge(Peer* peer) {
   request.set_member_token(FirstToken(peer));
   request.set_sequence(++engine.sequence);
   v1::Operation* const operation = request.add_operations();
-  operation->mutable_unpin()->mutable_blocks()->Resize(
-      kNames[how % kNames.size()], engine.refs.empty() ? how : engine.refs[how % engine.refs.size()]);
+  // Each that is no block is told of in an answer to a ref, which so is large too.
+  auto* const blocks = how / 32 % 2 == 1 ? operation->mutable_ref()->mutable_blocks()
+                                         : operation->mutable_unpin()->mutable_blocks();
+  blocks->Resize(kNames[how % kNames.size()],
+                 engine.refs.empty() || how / 128 == 1 ? how : engine.refs[how % engine.refs.size()]);
   if (how / 32 == 7) operation->set_after(1);
   SayRequest(peer, request);
   peer->stream.Send(how / 8 % 4 == 3 ? 1 + input_.Number() : kAll);
