@@ -270,10 +270,13 @@ class Space:
 
     def computed(self, step: int) -> None:
         """The kernels of the step have been launched, all of them: those of a CPU are done."""
-        if self._on_gpu:
-            self.session.complete_step_on_stream(step, torch.cuda.current_stream().cuda_stream)
-        else:
-            self.session.complete_step(step)
+        try:
+            if self._on_gpu:
+                self.session.complete_step_on_stream(step, torch.cuda.current_stream().cuda_stream)
+            else:
+                self.session.complete_step(step)
+        except kvpool.KvpoolError:  # The step itself is all right. The scheduler sees that the session is over when it next asks for something.
+            logger.warning_once("kvpoold is not told of steps any more: it is gone")
 
     def views(self, config: KVCacheConfig, device: Any, layout: Any, kernel_block_sizes: Sequence[int] | None) -> dict[str, torch.Tensor]:
         """{layer: its KV tensor}, as vLLM's allocate_kv_cache makes them, in the pool."""
