@@ -205,6 +205,20 @@ def test_failure_policy_of_vllm(daemon, engine, stock):
     assert second.generate(asked)["tokens"] == own
 
 
+def test_what_was_found_before_the_daemon_was_lost(daemon, engine, stock):
+    """By vLLM's default a request whose blocks can't be loaded ends with an error. These can: the worker still has them mapped."""
+    pool = {"socket": daemon.socket, "guaranteed_blocks": 100}
+    first, second = engine(connector=pool), engine(connector=pool, transfer={"kv_load_failure_policy": "fail"})
+    asked = prompts(2, seed=46, shortest=100)
+    own = stock.generate(asked)["tokens"]
+    assert first.generate(asked)["tokens"] == own
+    first.ask("flush")
+    second.ask("lose", pid=daemon.process.pid, at=2)
+    said = second.generate(asked)
+    assert said == {"tokens": own, "cached": [whole_blocks(asked[0]), 0]}
+    assert second.ask("facts")["detached"] == [True, True]
+
+
 @pytest.mark.parametrize("steps", [1, 30])
 def test_daemon_lost_while_serving(daemon, engine, stock, steps):
     one = engine(connector={"socket": daemon.socket}, max_num_seqs=4)

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import time
 import types
 
 OUT = None
@@ -15,6 +16,15 @@ OUT = None
 
 def say(**what):
     print(json.dumps(what), file=OUT, flush=True)
+
+
+def _lives(session):
+    import kvpool
+    try:
+        session.check()
+    except kvpool.KvpoolError:
+        return False
+    return True
 
 
 class Engine:
@@ -172,6 +182,23 @@ class Engine:
             load(plan)
 
         transfer.load = damaged
+        return {}
+
+    def lose(self, pid, at):
+        """The daemon dies before the request is looked up that is the so many-th from now."""
+        lookup = self.scheduler.connector.lookup
+        found, left = lookup.found, [at]
+
+        def dies(request, computed):
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(pid, signal.SIGKILL)
+                while _lives(lookup.session):
+                    time.sleep(0.01)
+                lookup._requests[request.request_id].pending = None  # Its answer may have come: it asks again.
+            return found(request, computed)
+
+        lookup.found = dies
         return {}
 
     def heal(self):

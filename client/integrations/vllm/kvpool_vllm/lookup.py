@@ -223,7 +223,7 @@ class Lookup:
     def plan(self, scheduler_output: SchedulerOutput) -> Plan:
         self.step += 1
         self._poll_until = None
-        plan = Plan(self.step, 0 if self.detached else self.number, self.failures, self._planned)
+        plan = Plan(self.step, 0 if self.detached else self.number, self.number, self.failures, self._planned)
         self._planned = []
         if plan.loads:
             self._held.append((self.step, [ref for load in plan.loads for ref in load.refs]))

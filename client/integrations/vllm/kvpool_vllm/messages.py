@@ -46,6 +46,7 @@ class Save:
 
 @dataclasses.dataclass
 class Plan(KVConnectorMetadata):
+    loads_session: int  # Whose blocks the loads name. They are there still when the scheduler has just lost it.
     """The worker's part in one step."""
 
     step: int

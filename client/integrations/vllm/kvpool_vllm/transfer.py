@@ -136,7 +136,7 @@ class Transfer:
 
     def load(self, plan: Plan) -> None:
         for load in plan.loads:
-            if plan.session != self.number:  # These were another daemon's.
+            if plan.loads_session != self.number:  # These were another daemon's.
                 self.failed.update(load.blocks)
                 continue
             for block, ref, key in zip(load.blocks, load.refs, load.keys):
