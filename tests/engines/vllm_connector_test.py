@@ -335,6 +335,25 @@ def test_roles(daemon, engine, stock):
     settled(daemon, reads, writes)
 
 
+@pytest.mark.parametrize("place", [0, 1], ids=["first", "second"])
+def test_among_other_connectors(daemon, engine, stock, tmp_path, place):
+    """Each has metadata of its own for its other half; vLLM's MultiConnector hands those of one to all."""
+    others = {"kv_connector": "HandshakeConnector", "kv_connector_module_path": "vllm_handshake_connector", "kv_role": "kv_both",
+              "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)}}
+    ours = {"kv_connector": "KvPoolConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"socket": daemon.socket}}
+    children = [others]
+    children.insert(place, ours)
+    one = engine(kv_transfer_config={"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
+                                     "kv_connector_extra_config": {"connectors": children}}, enable_prefix_caching=False)
+    other = engine(connector={"socket": daemon.socket})
+    asked, first = prompts(4, seed=44, shortest=100), prompts(1, seed=45)
+    own = stock.generate(asked)["tokens"]
+    assert other.generate(asked)["tokens"] == own
+    other.ask("flush")
+    assert one.generate(first)["tokens"] == stock.generate(first)["tokens"]  # Behind its first step its halves know each other.
+    assert one.generate(asked) == {"tokens": own, "cached": every_block(asked)}
+
+
 def test_refused_at_start(daemon, models, engine):
     pool = {"socket": daemon.socket, "space": "chat"}
     engine(connector=pool).started()

@@ -23,9 +23,8 @@ import kvpool
 from vllm.logger import init_logger
 
 from kvpool_vllm import keys
-from kvpool_vllm.groups import copied_group, layout_of
 from kvpool_vllm.messages import Invitation, Load, Plan, Report, Save
-from kvpool_vllm.space import Options, leave
+from kvpool_vllm.space import Options, leave, terms_of_copies
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -59,7 +58,8 @@ class Lookup:
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, options: Options) -> None:
         transfer = vllm_config.kv_transfer_config
         self.loads, self.saves = transfer.is_kv_consumer, transfer.is_kv_producer
-        self.config, self.options = kv_cache_config, options
+        self.options, self.terms = options, terms_of_copies(vllm_config, kv_cache_config, options)
+        keys.set_root(self.terms.digest)
         self.hash_name = vllm_config.cache_config.prefix_caching_hash_algo
         self.spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
         self.block_size = self.spec.block_size
@@ -81,15 +81,12 @@ class Lookup:
 
     def invited(self, invitation: Invitation) -> None:
         """Takes the invitation that the worker sends at start."""
-        keys.set_root(invitation.digest)
         if invitation.session:
             self._join(invitation, self.options.open_timeout)
 
     def _join(self, invitation: Invitation, timeout: float) -> None:
-        group, block_bytes = copied_group(self.config, invitation.planes)
-        session = kvpool.Session(layout_of([group], block_bytes), invitation.digest, facts=invitation.facts, socket=self.options.socket,
-                                 tenant=self.options.tenant, client_name="vllm scheduler", scheduler=True,
-                                 give_back="any_time", open_timeout=timeout, invitation=invitation.secret)
+        session = self.terms.session(client_name="vllm scheduler", warmup=False, scheduler=True, give_back="any_time", open_timeout=timeout,
+                                     tenant=self.options.tenant, invitation=invitation.secret)
         self.close()
         # What the session before held went with it.
         for asked in self._requests.values():
@@ -101,9 +98,11 @@ class Lookup:
     def _join_again(self, invitation: Invitation) -> None:
         if invitation.session == self.number or time.monotonic() < self._quiet_until:
             return
+        before = self.number
         try:
             self._join(invitation, _REJOIN_S)
-            logger.warning("kvpoold is there again: this engine shares what it computes from now on")
+            if before:
+                logger.warning("kvpoold is there again: this engine shares what it computes from now on")
         except kvpool.KvpoolError as error:
             self._quiet_until = time.monotonic() + _QUIET_S
             logger.error("the session that KvPoolConnector's worker has opened can't be joined: %s", error)
@@ -113,8 +112,7 @@ class Lookup:
         if not self.checked:
             self.checked = True
             if not keys.is_taken(self.hash_name):
-                raise RuntimeError("KvPoolConnector: vLLM's keys do not start from the fingerprint: this vLLM makes them, or hands over "
-                                   "what the worker says at start, elsewhere")
+                raise RuntimeError("KvPoolConnector: vLLM's keys do not start from the fingerprint: this vLLM makes them elsewhere")
         return not self.detached
 
     def _detach(self, why: object) -> None:
