@@ -98,6 +98,23 @@ class Engine:
             model.load_weights([(name, load_file(f"{directory}/model.safetensors")[name])])
         return {}
 
+    def change_weights_before(self, prompts, directory, way, tokens=20):
+        """Answers to requests that are there, but not yet the scheduler's, when the weights change."""
+        from vllm import SamplingParams
+        engine, core = self.llm.llm_engine, self.llm.llm_engine.engine_core.engine_core
+        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        made = [core.preprocess_add_request(engine.input_processor.process_inputs(
+            str(i), {"prompt_token_ids": prompt}, params, supported_tasks=("generate",))) for i, prompt in enumerate(prompts)]
+        self.change_weights(directory, way)
+        for request in made:
+            core.add_request(*request)
+        said = {}
+        while core.scheduler.has_unfinished_requests():
+            for outputs in (core.step_fn()[0] or {}).values():
+                for output in outputs.outputs:
+                    said.setdefault(output.request_id, []).extend(output.new_token_ids)
+        return {"tokens": [said[str(i)] for i in range(len(prompts))]}
+
     def touched(self):
         """What of vLLM's is not its own."""
         found = set()

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import kvpool
 from vllm.logger import init_logger
+from vllm.utils.hashing import get_hash_fn_by_name
 
 from kvpool_vllm import keys
 from kvpool_vllm.messages import Invitation, Load, Plan, Report, Save
@@ -127,6 +128,7 @@ class Lookup:
     # ---- What is there
 
     def came(self, request: Request) -> None:
+        keys.update(request)
         asked = self._requests[request.request_id] = _Asked(request)
         if len(self._ahead) < _AHEAD and self._usable():
             self._ahead.add(request.request_id)
@@ -291,10 +293,17 @@ class Lookup:
         return True
 
     def weights_changed(self) -> None:
-        """What was computed before is not found any more, and what a request goes on with is not saved."""
+        """What was computed before is not found any more, in vLLM's own cache either: it would be saved. What a request goes on with
+        is not saved, and nobody finds it."""
         self.reset()
+        keys.new_root()
+        keys.take_root(get_hash_fn_by_name(self.hash_name))
         for asked in self._requests.values():
-            asked.mixed = asked.request.num_computed_tokens > 0
+            request = asked.request
+            asked.mixed = request.num_computed_tokens > 0
+            if asked.mixed:
+                request.cache_salt, request.kvpool_shared = secrets.token_hex(16), 0
+            keys.make_anew(request)
 
     def close(self) -> None:
         leave(self.session)

@@ -158,8 +158,7 @@ class _Pooled(scheduler.Scheduler):
         """Requests that are there have keys of another root."""
         keys.take_root(get_hash_fn_by_name(self.cache_config.prefix_caching_hash_algo))
         for request in self.requests.values():
-            request.block_hashes.clear()
-            request.update_block_hashes()
+            keys.make_anew(request)
 
     def weights_changed(self) -> None:
         """Nothing that was computed before is found, and nothing that comes is found by others, who may have other weights."""
@@ -174,6 +173,7 @@ class _Pooled(scheduler.Scheduler):
         goes_on = request.request_id in self.requests  # More input of a session that streams it: behind what it has computed.
         super().add_request(request)
         if not goes_on:
+            keys.update(request)
             self.pool.ask(request)
 
     def schedule(self, *arguments: Any, **more: Any) -> SchedulerOutput:
