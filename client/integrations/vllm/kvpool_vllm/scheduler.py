@@ -11,6 +11,7 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_coordinator
 from vllm.v1.core.sched import async_scheduler, scheduler
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.request import RequestStatus
 
 from kvpool_vllm import core, keys, patches
 from kvpool_vllm.block_pool import KvPoolBlockPool
@@ -144,14 +145,19 @@ class _Pooled(scheduler.Scheduler):
         keys.set_root(session.hash_seed)
         self._rehash()
         for request in self.requests.values():
-            pool.ask(request)
+            if request.status != RequestStatus.WAITING_FOR_STREAMING_REQ:
+                pool.ask(request)
 
     def _stop_all(self) -> None:
         """No request has a block. They begin anew, with the tokens that they have."""
         for request in self.requests.values():
-            if request.num_computed_tokens > 0 and request not in self.running:  # It waits for more of a prompt that is streamed.
+            if request.num_computed_tokens > 0 and request not in self.running:
                 self.kv_cache_manager.free(request)
-                request.num_computed_tokens = 0
+                request.kvpool_mixed = False
+                if request.status == RequestStatus.WAITING_FOR_STREAMING_REQ:
+                    request.kvpool_begins_anew = True  # With its next input. Until then the number says which of its tokens stay.
+                else:
+                    request.num_computed_tokens = 0
         super().reset_prefix_cache(reset_running_requests=True)
 
     def _rehash(self) -> None:
@@ -175,6 +181,12 @@ class _Pooled(scheduler.Scheduler):
         if not goes_on:
             keys.update(request)
             self.pool.ask(request)
+
+    def _update_request_as_session(self, session: Request, *arguments: Any, **more: Any) -> None:
+        super()._update_request_as_session(session, *arguments, **more)
+        if getattr(session, "kvpool_begins_anew", False):
+            session.kvpool_begins_anew, session.num_computed_tokens = False, 0
+            self.pool.ask(session)
 
     def schedule(self, *arguments: Any, **more: Any) -> SchedulerOutput:
         self._follow_the_daemon()
