@@ -378,7 +378,7 @@ def test_no_daemon(engine, stock):
 
 
 def test_daemon_back_again(daemon, engine, stock):
-    """Started again it knows nothing. Engines find it by themselves, and share anew."""
+    """Started again it knows nothing. Engines find it by themselves, and share anew; one tries again that could not at first."""
     pool = {"socket": daemon.socket, "fallback": "own"}
     one = engine(connector=pool)
     asked = prompts(3, seed=40, shortest=100)
@@ -389,6 +389,7 @@ def test_daemon_back_again(daemon, engine, stock):
     for each in (one, late):
         assert each.generate(asked)["tokens"] == own
         each.ask("reset")
+    one.ask("misfit")
     daemon.start()
     deadline = time.monotonic() + 120
     for each in (one, late):

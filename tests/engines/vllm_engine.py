@@ -218,6 +218,18 @@ class Engine:
         lookup.found = dies
         return {}
 
+    def misfit(self):
+        """The blocks of the next session are in memory that this worker can't have."""
+        import torch
+        view = torch.from_dlpack
+
+        def refuse(array):
+            torch.from_dlpack = view
+            raise BufferError("memory of another device")
+
+        torch.from_dlpack = refuse
+        return {}
+
     def heal(self):
         for ref, was in self.healthy:
             self.transfer().words[ref] = was

@@ -134,6 +134,7 @@ class _Pooled(scheduler.Scheduler):
         why = space.move(session)
         if why and session is not None:
             logger.error("the kvpoold that is there again could not be joined: %s", why)
+            self._opener.failed()
             session, why = None, space.move(None)
         if why:
             raise RuntimeError(f"kvpoold is gone, and this engine can't go on in memory of its own: {why}")

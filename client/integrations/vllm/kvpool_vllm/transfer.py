@@ -78,10 +78,10 @@ class Transfer:
             magazine_blocks=self._magazine, open_timeout=timeout)
 
     def _use(self, session: kvpool.Session) -> None:
-        everything = session.data(blocks=session.max_blocks)
-        self.session, self.pool = session, torch.from_dlpack(everything).view(torch.int64)
-        self.words = np.asarray(everything)
         self.number += 1
+        everything = session.data(blocks=session.max_blocks)
+        self.words, self.pool = np.asarray(everything), torch.from_dlpack(everything).view(torch.int64)
+        self.session = session
         self.joined = self.detached = False
 
     def invitation(self) -> Invitation:
@@ -94,9 +94,15 @@ class Transfer:
 
     def _reopen(self) -> None:
         """Takes another session, once there is one."""
-        if (opened := self._opener.take()) is not None:
-            self.close()
+        if (opened := self._opener.take()) is None:
+            return
+        self.close()
+        try:
             self._use(opened)
+        except Exception as error:  # Its blocks may be in other memory now.
+            logger.error("the kvpoold that is there again is of no use: %s", error)
+            self._opener.failed()
+            leave(opened)
 
     def take_tensors(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Views vLLM's KV cache as [block, layer, words of a page]."""
