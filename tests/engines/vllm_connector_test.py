@@ -14,6 +14,9 @@ from vllm_processes import PYTHON, prompts, whole_blocks
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="needs vLLM: tests/engines.sh --vllm")
 
 
+UNHURRIED = {"guaranteed_blocks": 100, "match_timeout": 30, "lease_timeout": 30}
+
+
 def settled(daemon, *engines):
     """What the engines hold is known to the daemon: nothing but leases at hand, and every block is in one state."""
     for one in engines:
@@ -71,7 +74,7 @@ def test_prefixes_of_another_process_and_of_a_dead_one(daemon, engine, stock):
 
 
 def test_what_is_there_is_not_copied_again(daemon, engine, stock):
-    pool = {"socket": daemon.socket, "guaranteed_blocks": 100, "match_timeout": 30, "lease_timeout": 30}
+    pool = UNHURRIED | {"socket": daemon.socket}
     first, second = engine(connector=pool), engine(connector=pool, enable_prefix_caching=False)
     asked = prompts(4, seed=23, shortest=100, shared=64)
     assert all(len(prompt) % 32 for prompt in asked)  # A full block with the last token in it is computed, and saved perhaps.
@@ -204,6 +207,20 @@ def test_failure_policy_of_vllm(daemon, engine, stock):
     assert second.generate(asked)["tokens"] == own
 
 
+def test_what_was_found_before_the_daemon_was_lost(daemon, engine, stock):
+    """By vLLM's default a request whose blocks can't be loaded ends with an error. These can: the worker still has them mapped."""
+    pool = UNHURRIED | {"socket": daemon.socket}
+    first, second = engine(connector=pool), engine(connector=pool, transfer={"kv_load_failure_policy": "fail"})
+    asked = prompts(2, seed=46, shortest=100)
+    own = stock.generate(asked)["tokens"]
+    assert first.generate(asked)["tokens"] == own
+    first.ask("flush")
+    second.ask("lose", pid=daemon.process.pid, at=2)
+    said = second.generate(asked)
+    assert said == {"tokens": own, "cached": [whole_blocks(asked[0]), 0]}
+    assert second.ask("facts")["detached"] == [True, True]
+
+
 @pytest.mark.parametrize("steps", [1, 30])
 def test_daemon_lost_while_serving(daemon, engine, stock, steps):
     one = engine(connector={"socket": daemon.socket}, max_num_seqs=4)
@@ -320,6 +337,26 @@ def test_roles(daemon, engine, stock):
     settled(daemon, reads, writes)
 
 
+@pytest.mark.parametrize("place", [0, 1], ids=["first", "second"])
+def test_among_other_connectors(daemon, engine, stock, tmp_path, place):
+    """Each has metadata of its own for its other half; vLLM's MultiConnector hands those of one to all."""
+    others = {"kv_connector": "HandshakeConnector", "kv_connector_module_path": "vllm_handshake_connector", "kv_role": "kv_both",
+              "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)}}
+    pool = UNHURRIED | {"socket": daemon.socket}
+    ours = {"kv_connector": "KvPoolConnector", "kv_role": "kv_both", "kv_connector_extra_config": pool}
+    children = [others]
+    children.insert(place, ours)
+    one = engine(kv_transfer_config={"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
+                                     "kv_connector_extra_config": {"connectors": children}}, enable_prefix_caching=False)
+    other = engine(connector=pool)
+    asked, first = prompts(4, seed=44, shortest=100), prompts(1, seed=45)
+    own = stock.generate(asked)["tokens"]
+    assert other.generate(asked)["tokens"] == own
+    other.ask("flush")
+    assert one.generate(first)["tokens"] == stock.generate(first)["tokens"]  # Behind its first step its halves know each other.
+    assert one.generate(asked) == {"tokens": own, "cached": every_block(asked)}
+
+
 def test_refused_at_start(daemon, models, engine):
     pool = {"socket": daemon.socket, "space": "chat"}
     engine(connector=pool).started()
@@ -344,7 +381,7 @@ def test_no_daemon(engine, stock):
 
 
 def test_daemon_back_again(daemon, engine, stock):
-    """Started again it knows nothing. Engines find it by themselves, and share anew."""
+    """Started again it knows nothing. Engines find it by themselves, and share anew; one tries again that could not at first."""
     pool = {"socket": daemon.socket, "fallback": "own"}
     one = engine(connector=pool)
     asked = prompts(3, seed=40, shortest=100)
@@ -355,6 +392,7 @@ def test_daemon_back_again(daemon, engine, stock):
     for each in (one, late):
         assert each.generate(asked)["tokens"] == own
         each.ask("reset")
+    one.ask("misfit")
     daemon.start()
     deadline = time.monotonic() + 120
     for each in (one, late):

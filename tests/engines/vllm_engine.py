@@ -8,9 +8,19 @@ import json
 import os
 import signal
 import sys
+import time
 import types
 
 from kvpool.conform import adapter
+
+
+def _lives(session):
+    import kvpool
+    try:
+        session.check()
+    except kvpool.KvpoolError:
+        return False
+    return True
 
 
 class Engine:
@@ -83,6 +93,23 @@ class Engine:
             model = self.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.get_model()
             model.load_weights([(name, load_file(f"{directory}/model.safetensors")[name])])
         return {}
+
+    def change_weights_before(self, prompts, directory, way, tokens=20):
+        """Answers to requests that are there, but not yet the scheduler's, when the weights change."""
+        from vllm import SamplingParams
+        engine, core = self.llm.llm_engine, self.llm.llm_engine.engine_core.engine_core
+        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        made = [core.preprocess_add_request(engine.input_processor.process_inputs(
+            str(i), {"prompt_token_ids": prompt}, params, supported_tasks=("generate",))) for i, prompt in enumerate(prompts)]
+        self.change_weights(directory, way)
+        for request in made:
+            core.add_request(*request)
+        said = {}
+        while core.scheduler.has_unfinished_requests():
+            for outputs in (core.step_fn()[0] or {}).values():
+                for output in outputs.outputs:
+                    said.setdefault(output.request_id, []).extend(output.new_token_ids)
+        return {"tokens": [said[str(i)] for i in range(len(prompts))]}
 
     def touched(self):
         """What of vLLM's is not its own."""
@@ -168,6 +195,35 @@ class Engine:
             load(plan)
 
         transfer.load = damaged
+        return {}
+
+    def lose(self, pid, at):
+        """The daemon dies before the request is looked up that is the so many-th from now."""
+        lookup = self.scheduler.connector.lookup
+        found, left = lookup.found, [at]
+
+        def dies(request, computed):
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(pid, signal.SIGKILL)
+                while _lives(lookup.session):
+                    time.sleep(0.01)
+                lookup._requests[request.request_id].pending = None  # Its answer may have come: it asks again.
+            return found(request, computed)
+
+        lookup.found = dies
+        return {}
+
+    def misfit(self):
+        """The blocks of the next session are in memory that this worker can't have."""
+        import torch
+        view = torch.from_dlpack
+
+        def refuse(array):
+            torch.from_dlpack = view
+            raise BufferError("memory of another device")
+
+        torch.from_dlpack = refuse
         return {}
 
     def heal(self):

@@ -78,12 +78,13 @@ class Engine(vllm_engine.Engine):
             now += 1
         return {"tokens": [said.get(name) for name in names]}
 
-    def stream(self, chunks, tokens):
-        """A session whose prompt comes in parts, each once the answer to what was there is said. What AsyncLLM does, a step at a time."""
+    def stream(self, chunks, tokens, ends=True):
+        """A session whose prompt comes in parts, each once the answer to what was there is said. What AsyncLLM does, a step at a time.
+        ends: else it waits for more, which another call brings."""
         engine, core = self.llm.llm_engine, self.llm.llm_engine.engine_core.engine_core
         make = engine.input_processor.process_inputs
         said, waiting = [], []
-        for chunk in [*chunks, None]:
+        for chunk in [*chunks, *([None] if ends else [])]:
             request = make("session", {"prompt_token_ids": chunk or [0]}, self._params(max_tokens=tokens),
                            supported_tasks=("generate",), resumable=chunk is not None)
             core.add_request(*core.preprocess_add_request(request))
@@ -91,7 +92,9 @@ class Engine(vllm_engine.Engine):
                 break
             waiting.append(len(self.scheduler.pool._asked) if hasattr(self.scheduler, "pool") else 0)
             said.append([])
-            while len(said[-1]) < tokens:
+            for _ in range(100 + tokens):  # More steps than it takes.
+                if len(said[-1]) >= tokens:
+                    break
                 for outputs in (core.step_fn()[0] or {}).values():
                     for output in outputs.outputs:
                         said[-1] += output.new_token_ids

@@ -11,8 +11,8 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from daemon import Daemon
 from models import eagle, llama
-from vllm_processes import (BLOCK, PYTHON, assert_nothing_is_held, assert_two_share_a_pool_that_is_too_small, await_detached, prompts,
-                            whole_blocks)
+from vllm_processes import (BLOCK, PYTHON, assert_nothing_is_held, assert_two_share_a_pool_that_is_too_small, await_detached, await_shared,
+                            prompts, whole_blocks)
 
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="needs vLLM: tests/engines.sh --vllm")
 
@@ -71,6 +71,24 @@ def test_interrupted_requests(daemon, engine, stock):
     assert_nothing_is_held(one)
     (space,) = daemon.ctl("spaces")["spaces"]
     assert int(space["blocks"]["sealed"]) == 0, space["blocks"]
+
+
+def test_a_session_waits_for_input_while_the_daemon_dies_and_comes_back(daemon, engine, stock):
+    """Others run meanwhile, and the engine moves: its next input follows what was said before all the same."""
+    one = engine({"socket": daemon.socket})
+    chunks = [prompt[:length] for prompt, length in zip(prompts(4, seed=63, shortest=200), (140, 70, 100, 60))]
+    own = stock.ask("stream", chunks=chunks, tokens=10)["tokens"]
+    said = one.ask("stream", chunks=chunks[:2], tokens=10, ends=False)["tokens"]
+    daemon.kill()
+    await_detached(one)
+    one.generate([[1, 2, 3]])
+    assert one.ask("facts")["own"]
+    said += one.ask("stream", chunks=chunks[2:3], tokens=10, ends=False)["tokens"]
+    daemon.start()
+    await_shared(one)
+    said += one.ask("stream", chunks=chunks[3:], tokens=10)["tokens"]
+    assert said == own
+    assert_nothing_is_held(one)
 
 
 def test_a_request_looks_again_when_its_turn_comes(daemon, engine, stock):

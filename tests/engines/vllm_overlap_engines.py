@@ -7,7 +7,8 @@ reads the places of all tokens in front: one that is not what it was is noticed 
 EngineCore.step_with_batch_queue, and are done as late as can be, or at once, by dice.
 
 argv[1]: {"model": directory, "socket": of the daemon, "overlap": whether steps do, "seed": of the dice, null for one request that is
-aborted while a step of it is under way, "kill": the daemon's process id or null}.
+aborted while a step of it is under way, "kill": the daemon's process id or null, "refused": whether engines begin in memory of their own
+and workers can't go to the daemon's}.
 Prints {"tokens": how many were said, "found", "sealed": blocks} once all requests have said what they should.
 """
 
@@ -18,6 +19,7 @@ import os
 import random
 import signal
 import sys
+import types
 
 import kvpool
 import numpy
@@ -61,27 +63,36 @@ def answer(prompt, count):
     return said
 
 
+class OnGpu(kvpool.Session):
+    """That of a worker whose memory is on a GPU: a step that it says to be done is the first to see that the daemon is gone."""
+
+    def complete_step_on_stream(self, step, stream):
+        self.check()
+        self.complete_step(step)
+
+
 class Worker:
     """Also its own executor: it does what it is told in that order."""
 
-    def __init__(self):
+    def __init__(self, refused):
+        self.refused = refused
         self.space = self.words = None
         self.steps = collections.deque()
         self.tokens, self.blocks = {}, {}
 
     def use(self, here):
         self.space = here
-        self.words = numpy.from_dlpack(here.session.data(blocks=here.session.max_blocks)).view(numpy.uint64)
+        self.words = (numpy.from_dlpack(here.session.data(blocks=here.session.max_blocks)).view(numpy.uint64) if here.session is not None
+                      else numpy.zeros((here.own.num_blocks, BLOCK), numpy.uint64))
 
     def collective_rpc(self, method, args):
         assert method == "kvpool_move"
         while self.steps and not self.steps[0].done:
             self._execute(next(step for step in self.steps if not step.done))
         (memory,) = args
-        if memory.invitation is not None:
-            self.use(self.space)
-        else:
-            self.words = numpy.zeros((memory.num_blocks, BLOCK), numpy.uint64)
+        if memory.invitation is not None and self.refused:
+            return ["no"]
+        self.use(self.space)
         return [""]
 
     def _execute(self, step):
@@ -143,12 +154,14 @@ class Engine:
         terms = space.Terms(of_model, BLOCK_BYTES, fingerprint, {}, asked["socket"], 1)
         here = space.Space(None, space.Options(match_timeout=30), terms, space.Memory(MOST_HELD, (), None))
         here.asked = {"max_blocks": MOST_HELD, "magazine_blocks": space.magazine_of(MOST_HELD), "guaranteed_blocks": 26 if asked["seed"] else 0}
-        here.session = terms.session(**here.asked)
-        here.session.finish_warmup()
-        keys.set_root(here.session.hash_seed)
-        self.worker = here.executor = Worker()
+        if not asked["refused"]:
+            here.session = terms.session(**here.asked)
+            here.session.finish_warmup()
+        keys.set_root(here.session.hash_seed if here.session is not None else fingerprint)
+        here._on_gpu = True
+        self.worker = here.executor = Worker(asked["refused"])
         self.worker.use(here)
-        kv_cache.kvpool, kv_cache.num_blocks = here, here.session.max_blocks
+        kv_cache.kvpool, kv_cache.num_blocks = here, here.session.max_blocks if here.session is not None else MOST_HELD
         config.cache_config.num_gpu_blocks = kv_cache.num_blocks
         kind = PooledAsyncScheduler if asked["overlap"] else PooledScheduler
         self.scheduler = kind(vllm_config=config, kv_cache_config=kv_cache, block_size=BLOCK, log_stats=True,
@@ -159,6 +172,8 @@ class Engine:
     def step(self):
         """As EngineCore's loop. False: there was nothing to do."""
         steps = self.worker.steps
+        if self.worker.refused and (opening := self.scheduler._opener._thread) is not None:
+            opening.join()  # A model's step takes longer.
         if self.scheduler.has_requests():
             plan = self.scheduler.schedule()
             self.worker.launch(plan, at_once=self.dice.random() < 0.3)
@@ -219,6 +234,7 @@ def main():
     asked = json.loads(sys.argv[1])
     core.watched = True
     patches.take_keys()
+    kvpool.Session, torch.cuda.current_stream = OnGpu, lambda: types.SimpleNamespace(cuda_stream=0)
     if asked["seed"] is None:
         abort_while_a_step_is_under_way(asked)
         return
@@ -229,7 +245,7 @@ def main():
     shared = [dice.randrange(1, 512) for _ in range(200)]
     wanted, aborted = {}, set()
     kill_at = 60 if asked["kill"] else -1
-    for turn in range(100000):
+    for turn in range(5000 if asked["refused"] else 100000):
         if len(wanted) < 120 and dice.random() < 0.4:
             name, engine = str(len(wanted)), dice.choice(engines)
             prompt = shared[:dice.choice((0, 40, 96, 200))] + [dice.randrange(1, 512) for _ in range(dice.randint(1, 120))]
@@ -250,7 +266,7 @@ def main():
         assert said == should or (name in aborted and said == should[:len(said)]), f"request {name} of {len(prompt)} tokens"
     for engine in engines:
         assert engine.scheduler.pool._in_use == 0
-        assert engine.scheduler.pool.own == bool(asked["kill"])
+        assert engine.scheduler.pool.own == bool(asked["kill"] or asked["refused"])
     stats = [engine.scheduler.pool.counters for engine in engines]
     print(json.dumps({"tokens": sum(len(said) for engine in engines for said in engine.said.values()), "found": sum(each["found_blocks"] for each in stats),
                       "sealed": sum(each["sealed_blocks"] for each in stats)}))

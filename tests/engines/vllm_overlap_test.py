@@ -14,9 +14,10 @@ from vllm_processes import HERE, OVERLAY, PYTHON
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="needs vLLM: tests/engines.sh --vllm")
 
 
-def run(daemon, model, **asked):
+def run(daemon, model, kill=None, refused=False, **asked):
     """What vllm_overlap_engines.py says."""
-    done = subprocess.run([PYTHON, HERE / "vllm_overlap_engines.py", json.dumps({"model": str(model), "socket": daemon.socket, **asked})],
+    asked |= {"model": str(model), "socket": daemon.socket, "kill": kill, "refused": refused}
+    done = subprocess.run([PYTHON, HERE / "vllm_overlap_engines.py", json.dumps(asked)],
                           capture_output=True, text=True,
                           env={**os.environ, **OVERLAY, "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"})
     assert done.returncode == 0, done.stderr[-3000:]
@@ -30,7 +31,7 @@ def small():
 
 
 def test_what_a_step_under_way_reads_is_nobody_elses(small, model):
-    said = run(small, model, overlap=True, seed=None, kill=None)
+    said = run(small, model, overlap=True, seed=None)
     assert said == {"sealed": 4, "before": 0, "after": 4}
 
 
@@ -40,3 +41,10 @@ def test_what_a_step_under_way_reads_is_nobody_elses(small, model):
 def test_two_engines(small, model, overlap, kill, seed):
     said = run(small, model, overlap=overlap, seed=seed, kill=small.process.pid if kill else None)
     assert said["sealed"] > 0 and said["found"] > 0, said
+
+
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "one by one"])
+def test_a_daemon_that_takes_schedulers_and_not_their_workers(small, model, overlap):
+    """To try it costs all requests what they have computed: they are over all the same."""
+    said = run(small, model, overlap=overlap, seed=1, refused=True)
+    assert said["tokens"] > 0 and said["sealed"] == 0, said

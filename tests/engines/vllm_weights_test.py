@@ -37,17 +37,32 @@ def test_weights_changed_in_place(daemon, models, engine, stocks, how, way):
     assert first.generate(asked)["tokens"] == before.generate(asked)["tokens"]
     first.ask("flush")
     first.ask("change_weights", directory=str(models / "1"), way=way)
-    if how == "connector":
-        first.ask("reset")  # vLLM's own cache is its user's to reset.
     for some in (asked, fresh):  # What it computed before is not its prefix any more ...
         assert first.generate(some) == {"tokens": after.generate(some)["tokens"], "cached": [0] * 4}
     first.ask("flush")
     # ... though it is the other's, who does not find what comes.
     assert second.generate(asked) == {"tokens": before.generate(asked)["tokens"], "cached": [whole_blocks(prompt) for prompt in asked]}
     assert second.generate(fresh) == {"tokens": before.generate(fresh)["tokens"], "cached": [0] * 4}
-    if how == "pool":  # Its own it finds.
-        assert first.generate(fresh)["cached"] == [whole_blocks(prompt) for prompt in fresh]
+    if how == "connector":
+        first.ask("reset")  # Of vLLM's own cache: now it finds what it has saved since.
+    for some in (asked, fresh):  # Its own it finds.
+        assert first.generate(some) == {"tokens": after.generate(some)["tokens"], "cached": [whole_blocks(prompt) for prompt in some]}
+    if how == "pool":
         assert_nothing_is_held(first, second)
+
+
+@pytest.mark.parametrize("how", ["pool", "connector"])
+def test_requests_that_were_made_before_and_come_afterwards(daemon, models, engine, stocks, how):
+    """vLLM's server makes requests, and their keys, in a thread of its own while the other one changes the weights."""
+    first, second = by_both(daemon, engine, how)
+    before, after = stocks[0], stocks[1]["load_weights"]
+    asked, fresh = prompts(4, seed=96, shortest=100), prompts(4, seed=97, shortest=100)
+    assert first.generate(asked)["tokens"] == before.generate(asked)["tokens"]
+    first.ask("flush")
+    late = first.ask("change_weights_before", prompts=asked + fresh, directory=str(models / "1"), way="load_weights")
+    assert late["tokens"] == after.generate(asked + fresh)["tokens"]
+    first.ask("flush")
+    assert second.generate(fresh) == {"tokens": before.generate(fresh)["tokens"], "cached": [0] * 4}
 
 
 @pytest.mark.parametrize("how", ["pool", "connector"])
@@ -58,8 +73,6 @@ def test_weights_changed_while_requests_run(daemon, models, engine, stocks, how,
     before, after = stocks[0], stocks[1]["load_weights"]
     asked = prompts(6, seed=93, shortest=100, longest=400)
     first.generate(asked, tokens=60, weights=[str(models / "1"), "load_weights", step])
-    if how == "connector":
-        first.ask("reset")
     first.ask("flush")
     assert second.generate(asked, tokens=60)["tokens"] == before.generate(asked, tokens=60)["tokens"]
     assert first.generate(asked)["tokens"] == after.generate(asked)["tokens"]

@@ -313,6 +313,28 @@ def test_a_salt_counts_from_the_block_behind_what_is_shared(made, pooling):
     assert made(salted(20, others=("kvpool.salted.v1", "salt")))[1] != made(salted((), others=("kvpool.salted.v1", "salt")))[1]
 
 
+def test_a_request_that_comes_has_keys_of_the_root_that_is_there(vllm, keys, made):
+    """vLLM makes requests in a thread of its own, and changes weights in another."""
+    utils = vllm["vllm.v1.core.kv_cache_utils"]
+    utils.BlockHash = bytes
+    request = salted((), salt=None)
+    request.block_hashes, request.update_block_hashes = [], lambda: made(request) and request.block_hashes.append(utils.NONE_HASH)
+    keys.take_root(bytes)
+    request.update_block_hashes()
+    (key,) = request.block_hashes
+    keys.update(request)
+    assert request.block_hashes[0] is key
+    keys.new_root()
+    keys.take_root(bytes)
+    keys.update(request)
+    assert request.block_hashes == [utils.NONE_HASH] != [key]
+    # One whose first key is made while there is neither the old root nor the new one.
+    keys.new_root()
+    keys.take_root(lambda root: request.block_hashes.clear() or request.update_block_hashes() or root)
+    keys.update(request)
+    assert request.block_hashes == [utils.NONE_HASH]
+
+
 def test_a_salt_without_shared_tokens_is_vllms_own(made, keys):
     for shared in ((), None, 0):
         assert made(salted(shared)) == [("salt",), None, None, None]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.logger import init_logger
@@ -22,6 +23,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from kvpool_vllm import core, patches
 from kvpool_vllm.lookup import Lookup
+from kvpool_vllm.messages import Invitation
 from kvpool_vllm.space import Options, refuse_what_is_not_shared
 from kvpool_vllm.transfer import Transfer
 
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-    from kvpool_vllm.messages import Invitation, Report
+    from kvpool_vllm.messages import Report
 
 logger = init_logger("vllm.kvpool")
 
@@ -104,8 +106,9 @@ class KvPoolConnector(KVConnectorBase_V1, SupportsHMA):
 
     # ---- The worker
 
-    def get_handshake_metadata(self) -> Invitation:
-        return self.transfer.invitation()
+    def get_handshake_metadata(self) -> Invitation | None:
+        # Of several connectors the first that has something to say would say it to all of them. Then the first Report says it.
+        return self.transfer.invitation() if get_kv_transfer_group() is self else None
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         self.transfer.take_tensors(kv_caches)
@@ -138,8 +141,9 @@ class KvPoolConnector(KVConnectorBase_V1, SupportsHMA):
         return False  # What is not saved is computed again.
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
-        (invitation,) = metadata.values()
-        self.lookup.invited(invitation)
+        for invitation in metadata.values():
+            if isinstance(invitation, Invitation):  # Else it is another connector's.
+                self.lookup.invited(invitation)
 
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
         super().bind_kv_cache_manager(kv_cache_manager)

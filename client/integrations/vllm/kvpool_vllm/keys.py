@@ -17,6 +17,7 @@ logger = logging.getLogger("vllm.kvpool")
 # keys are not theirs.
 _seed: bytes | None = None
 _private = b""
+_roots = 0  # How many vLLM's chains have had.
 
 
 def set_root(seed: bytes) -> None:
@@ -32,10 +33,29 @@ def new_root() -> None:
 
 def take_root(hash_fn: Callable[[Any], bytes]) -> None:
     """Makes the root that of vLLM's chains."""
+    global _roots
     if _seed is None:
         return
     from vllm.v1.core import kv_cache_utils
     kv_cache_utils.NONE_HASH = kv_cache_utils.BlockHash(hash_fn(_seed + _private))
+    _roots += 1  # After the root: a thread that makes a request's first key now notes a number that is too low, or the right one.
+
+
+def note_root(request: Any) -> None:
+    """The first of the request's keys is about to be made."""
+    request.kvpool_root = _roots
+
+
+def make_anew(request: Any) -> None:
+    """The request's keys, of the root that is now vLLM's."""
+    request.block_hashes.clear()
+    request.update_block_hashes()
+
+
+def update(request: Any) -> None:
+    """For a request that comes: vLLM makes it in a thread of its own, and it may have waited while the root changed."""
+    if getattr(request, "kvpool_root", _roots) != _roots:
+        make_anew(request)
 
 
 # ---- Adapters

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 
 import kvpool
 from vllm.logger import init_logger
+from vllm.utils.hashing import get_hash_fn_by_name
 
 from kvpool_vllm import keys
-from kvpool_vllm.groups import copied_group, layout_of
 from kvpool_vllm.messages import Invitation, Load, Plan, Report, Save
-from kvpool_vllm.space import Options, leave
+from kvpool_vllm.space import Options, leave, terms_of_copies
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -59,7 +59,8 @@ class Lookup:
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, options: Options) -> None:
         transfer = vllm_config.kv_transfer_config
         self.loads, self.saves = transfer.is_kv_consumer, transfer.is_kv_producer
-        self.config, self.options = kv_cache_config, options
+        self.options, self.terms = options, terms_of_copies(vllm_config, kv_cache_config, options)
+        keys.set_root(self.terms.digest)
         self.hash_name = vllm_config.cache_config.prefix_caching_hash_algo
         self.spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
         self.block_size = self.spec.block_size
@@ -81,15 +82,12 @@ class Lookup:
 
     def invited(self, invitation: Invitation) -> None:
         """Takes the invitation that the worker sends at start."""
-        keys.set_root(invitation.digest)
         if invitation.session:
             self._join(invitation, self.options.open_timeout)
 
     def _join(self, invitation: Invitation, timeout: float) -> None:
-        group, block_bytes = copied_group(self.config, invitation.planes)
-        session = kvpool.Session(layout_of([group], block_bytes), invitation.digest, facts=invitation.facts, socket=self.options.socket,
-                                 tenant=self.options.tenant, client_name="vllm scheduler", scheduler=True,
-                                 give_back="any_time", open_timeout=timeout, invitation=invitation.secret)
+        session = self.terms.session(client_name="vllm scheduler", warmup=False, scheduler=True, give_back="any_time", open_timeout=timeout,
+                                     tenant=self.options.tenant, invitation=invitation.secret)
         self.close()
         # What the session before held went with it.
         for asked in self._requests.values():
@@ -101,9 +99,11 @@ class Lookup:
     def _join_again(self, invitation: Invitation) -> None:
         if invitation.session == self.number or time.monotonic() < self._quiet_until:
             return
+        before = self.number
         try:
             self._join(invitation, _REJOIN_S)
-            logger.warning("kvpoold is there again: this engine shares what it computes from now on")
+            if before:
+                logger.warning("kvpoold is there again: this engine shares what it computes from now on")
         except kvpool.KvpoolError as error:
             self._quiet_until = time.monotonic() + _QUIET_S
             logger.error("the session that KvPoolConnector's worker has opened can't be joined: %s", error)
@@ -113,8 +113,7 @@ class Lookup:
         if not self.checked:
             self.checked = True
             if not keys.is_taken(self.hash_name):
-                raise RuntimeError("KvPoolConnector: vLLM's keys do not start from the fingerprint: this vLLM makes them, or hands over "
-                                   "what the worker says at start, elsewhere")
+                raise RuntimeError("KvPoolConnector: vLLM's keys do not start from the fingerprint: this vLLM makes them elsewhere")
         return not self.detached
 
     def _detach(self, why: object) -> None:
@@ -129,6 +128,7 @@ class Lookup:
     # ---- What is there
 
     def came(self, request: Request) -> None:
+        keys.update(request)
         asked = self._requests[request.request_id] = _Asked(request)
         if len(self._ahead) < _AHEAD and self._usable():
             self._ahead.add(request.request_id)
@@ -223,7 +223,7 @@ class Lookup:
     def plan(self, scheduler_output: SchedulerOutput) -> Plan:
         self.step += 1
         self._poll_until = None
-        plan = Plan(self.step, 0 if self.detached else self.number, self.failures, self._planned)
+        plan = Plan(self.step, 0 if self.detached else self.number, self.number, self.failures, self._planned)
         self._planned = []
         if plan.loads:
             self._held.append((self.step, [ref for load in plan.loads for ref in load.refs]))
@@ -293,10 +293,17 @@ class Lookup:
         return True
 
     def weights_changed(self) -> None:
-        """What was computed before is not found any more, and what a request goes on with is not saved."""
+        """What was computed before is not found any more, in vLLM's own cache either: it would be saved. What a request goes on with
+        is not saved, and nobody finds it."""
         self.reset()
+        keys.new_root()
+        keys.take_root(get_hash_fn_by_name(self.hash_name))
         for asked in self._requests.values():
-            asked.mixed = asked.request.num_computed_tokens > 0
+            request = asked.request
+            asked.mixed = request.num_computed_tokens > 0
+            if asked.mixed:
+                request.cache_salt, request.kvpool_shared = secrets.token_hex(16), 0
+            keys.make_anew(request)
 
     def close(self) -> None:
         leave(self.session)

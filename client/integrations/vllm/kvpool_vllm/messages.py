@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorHandshakeMetadata, KVConnectorMetadata,
                                                                 KVConnectorWorkerMetadata)
@@ -20,9 +19,6 @@ class Invitation(KVConnectorHandshakeMetadata):
 
     session: int  # The worker's how many-th session it is, from 1; 0: none so far, because there was no kvpoold.
     secret: bytes
-    digest: bytes
-    facts: dict[str, str]
-    planes: tuple[Any, ...] | None  # cpu_attention.planes.
 
 
 @dataclasses.dataclass
@@ -50,6 +46,7 @@ class Plan(KVConnectorMetadata):
 
     step: int
     session: int  # Invitation.session; 0: the scheduler is in none.
+    loads_session: int  # Whose blocks the loads name. They are there still when the scheduler has just lost it.
     failures: int  # Report.failures as the scheduler knows it: a plan made without knowing of a failure is not saved.
     loads: list[Load] = dataclasses.field(default_factory=list)
     saves: list[Save] = dataclasses.field(default_factory=list)

@@ -64,10 +64,13 @@ def _images(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _salt(original: Callable[..., Any]) -> Callable[..., Any]:
+    from kvpool_vllm.keys import note_root, salted_keys
+
     def generate_block_hash_extra_keys(request: Any, start_token_idx: int, end_token_idx: int, *rest: Any, **more: Any) -> Any:
+        if start_token_idx == 0:
+            note_root(request)
         if not request.cache_salt:
             return original(request, start_token_idx, end_token_idx, *rest, **more)
-        from kvpool_vllm.keys import salted_keys
         return salted_keys(request, start_token_idx, end_token_idx, lambda: original(request, start_token_idx, end_token_idx, *rest, **more))
     return generate_block_hash_extra_keys
 

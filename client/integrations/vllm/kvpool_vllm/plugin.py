@@ -11,7 +11,8 @@ And KvPoolConnector's name is given to vLLM's connectors, when their module is i
     kv_cache_utils.init_none_hash                 key chains get their root: the space's seed (keys.take_root)
     kv_cache_utils._gen_lora_extra_hash_keys      an adapter enters a key: by content, for its name is local (keys.adapter_keys)
     kv_cache_utils._gen_mm_extra_hash_keys        an image enters a key: by content, for its name is its sender's (keys.name_images)
-    kv_cache_utils.generate_block_hash_extra_keys a salt enters a key: of the block where it counts (keys.salted_keys)
+    kv_cache_utils.generate_block_hash_extra_keys a salt enters a key: of the block where it counts (keys.salted_keys);
+                                                  and the root: which one it is (keys.note_root)
     worker utils.allocate_kv_cache                KV tensors are made: views of the pool (Space.views)
     kv_cache_coordinator.BlockPool                a scheduler's block pool is made; replaced while ours is made (scheduler.building)
 

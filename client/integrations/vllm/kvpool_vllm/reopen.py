@@ -13,6 +13,7 @@ from vllm.logger import init_logger
 logger = init_logger("vllm.kvpool")
 
 PAUSE_S = 1.0  # Between two attempts; an attempt takes as long at most.
+_LONGEST_PAUSE_S = 60.0  # Between two sessions of no use.
 
 
 class Opener:
@@ -23,6 +24,7 @@ class Opener:
         self._thread: threading.Thread | None = None
         self._opened: queue.SimpleQueue[kvpool.Session | Exception] = queue.SimpleQueue()
         self._next = 0.0
+        self._pause_s = PAUSE_S
 
     def take(self) -> kvpool.Session | None:
         """The session, once it is there. Never waits."""
@@ -40,10 +42,16 @@ class Opener:
             self._next = float("inf")
             logger.error("kvpoold does not take this engine again: %s", opened)
         elif isinstance(opened, Exception):
-            self._next = time.monotonic() + PAUSE_S
+            self._pause_s = PAUSE_S  # The next daemon may be another.
+            self._next = time.monotonic() + self._pause_s
         else:
             return opened
         return None
+
+    def failed(self) -> None:
+        """The session that was taken is of no use here. To try one costs much: each time the pause is twice as long."""
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        self._next = time.monotonic() + self._pause_s
 
     def _try(self) -> None:
         try:

@@ -11,6 +11,7 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_coordinator
 from vllm.v1.core.sched import async_scheduler, scheduler
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.request import RequestStatus
 
 from kvpool_vllm import core, keys, patches
 from kvpool_vllm.block_pool import KvPoolBlockPool
@@ -133,6 +134,7 @@ class _Pooled(scheduler.Scheduler):
         why = space.move(session)
         if why and session is not None:
             logger.error("the kvpoold that is there again could not be joined: %s", why)
+            self._opener.failed()
             session, why = None, space.move(None)
         if why:
             raise RuntimeError(f"kvpoold is gone, and this engine can't go on in memory of its own: {why}")
@@ -144,22 +146,26 @@ class _Pooled(scheduler.Scheduler):
         keys.set_root(session.hash_seed)
         self._rehash()
         for request in self.requests.values():
-            pool.ask(request)
+            if request.status != RequestStatus.WAITING_FOR_STREAMING_REQ:
+                pool.ask(request)
 
     def _stop_all(self) -> None:
         """No request has a block. They begin anew, with the tokens that they have."""
         for request in self.requests.values():
-            if request.num_computed_tokens > 0 and request not in self.running:  # It waits for more of a prompt that is streamed.
+            if request.num_computed_tokens > 0 and request not in self.running:
                 self.kv_cache_manager.free(request)
-                request.num_computed_tokens = 0
+                request.kvpool_mixed = False
+                if request.status == RequestStatus.WAITING_FOR_STREAMING_REQ:
+                    request.kvpool_begins_anew = True  # With its next input. Until then the number says which of its tokens stay.
+                else:
+                    request.num_computed_tokens = 0
         super().reset_prefix_cache(reset_running_requests=True)
 
     def _rehash(self) -> None:
         """Requests that are there have keys of another root."""
         keys.take_root(get_hash_fn_by_name(self.cache_config.prefix_caching_hash_algo))
         for request in self.requests.values():
-            request.block_hashes.clear()
-            request.update_block_hashes()
+            keys.make_anew(request)
 
     def weights_changed(self) -> None:
         """Nothing that was computed before is found, and nothing that comes is found by others, who may have other weights."""
@@ -174,7 +180,14 @@ class _Pooled(scheduler.Scheduler):
         goes_on = request.request_id in self.requests  # More input of a session that streams it: behind what it has computed.
         super().add_request(request)
         if not goes_on:
+            keys.update(request)
             self.pool.ask(request)
+
+    def _update_request_as_session(self, session: Request, *arguments: Any, **more: Any) -> None:
+        super()._update_request_as_session(session, *arguments, **more)
+        if getattr(session, "kvpool_begins_anew", False):
+            session.kvpool_begins_anew, session.num_computed_tokens = False, 0
+            self.pool.ask(session)
 
     def schedule(self, *arguments: Any, **more: Any) -> SchedulerOutput:
         self._follow_the_daemon()

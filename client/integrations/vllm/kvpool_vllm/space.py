@@ -186,8 +186,19 @@ class Terms:
 
     def session(self, **more: Any) -> kvpool.Session:
         return kvpool.Session(groups.layout_of(self.groups, self.block_bytes), self.digest, facts=self.facts, socket=self.socket,
-                              ranks=self.ranks, device_uuids=["host"] * self.ranks if self.on_host else [], client_name="vllm", warmup=True,
-                              **more)
+                              ranks=self.ranks, device_uuids=["host"] * self.ranks if self.on_host else [],
+                              **{"client_name": "vllm", "warmup": True, **more})
+
+
+def terms_of_copies(vllm_config: VllmConfig, config: KVCacheConfig, options: Options) -> Terms:
+    """A connector's, as its worker and its scheduler say them: blocks have the pages of all layers, and what is checked behind them."""
+    attention, planes = attention_of(vllm_config, config.kv_cache_groups[0].kv_cache_spec)
+    if not attention:
+        raise ValueError(f"KvPoolConnector copies in host memory; this engine runs on {vllm_config.device_config.device_type}: "
+                         "kvpool_vllm.Scheduler shares blocks in place")
+    group, block_bytes = groups.copied_group(config, planes)
+    known = facts.facts_of(vllm_config, [group], attention, "connector: a page of each layer, sum, key")
+    return Terms((group,), block_bytes, digest_of(options, known), known, options.socket, 1, on_host=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,10 +281,13 @@ class Space:
 
     def computed(self, step: int) -> None:
         """The kernels of the step have been launched, all of them: those of a CPU are done."""
-        if self._on_gpu:
-            self.session.complete_step_on_stream(step, torch.cuda.current_stream().cuda_stream)
-        else:
-            self.session.complete_step(step)
+        try:
+            if self._on_gpu:
+                self.session.complete_step_on_stream(step, torch.cuda.current_stream().cuda_stream)
+            else:
+                self.session.complete_step(step)
+        except kvpool.KvpoolError:  # The step itself is all right. The scheduler sees that the session is over when it next asks for something.
+            logger.warning_once("kvpoold is not told of steps any more: it is gone")
 
     def views(self, config: KVCacheConfig, device: Any, layout: Any, kernel_block_sizes: Sequence[int] | None) -> dict[str, torch.Tensor]:
         """{layer: its KV tensor}, as vLLM's allocate_kv_cache makes them, in the pool."""

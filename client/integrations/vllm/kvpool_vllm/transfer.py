@@ -15,11 +15,10 @@ import numpy as np
 import torch
 from vllm.logger import init_logger
 
-from kvpool_vllm import facts, keys
-from kvpool_vllm.groups import copied_group, layout_of
+from kvpool_vllm import keys
 from kvpool_vllm.messages import Invitation, Plan, Report
 from kvpool_vllm.reopen import PAUSE_S, Opener
-from kvpool_vllm.space import Options, attention_of, digest_of, leave
+from kvpool_vllm.space import Options, leave, terms_of_copies
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -39,14 +38,8 @@ class Transfer:
         self.page_bytes = self.spec.page_size_bytes
         if self.page_bytes % _WORD:
             raise ValueError(f"KvPoolConnector copies words of {_WORD} bytes; a page of this model has {self.page_bytes} bytes")
-        attention, self.planes = attention_of(vllm_config, self.spec)
-        if not attention:
-            raise ValueError(f"KvPoolConnector copies in host memory; this engine runs on {vllm_config.device_config.device_type}: "
-                             "kvpool_vllm.Scheduler shares blocks in place")
-        group, block_bytes = copied_group(kv_cache_config, self.planes)
-        self.layers = len(group.layers)
-        self.facts = facts.facts_of(vllm_config, [group], attention, "connector: a page of each layer, sum, key")
-        self.digest = digest_of(options, self.facts)
+        self.terms = terms_of_copies(vllm_config, kv_cache_config, options)
+        self.layers = len(self.terms.groups[0].layers)
         self.session: kvpool.Session | None = None
         # The session's blocks, as words and as bytes, and vLLM's own: [block, layer, words of a page].
         self.pool: torch.Tensor | None = None
@@ -64,7 +57,6 @@ class Transfer:
         self._questions: list[kvpool.PendingMatch | None] = []
         self._retry_at = 0.0
         self._opener = Opener(lambda: self._open(PAUSE_S))
-        self._layout = layout_of([group], block_bytes)
         self._magazine = min(256, max(16, -(-vllm_config.scheduler_config.max_num_batched_tokens // self.spec.block_size)))
         try:
             self._use(self._open(options.open_timeout))
@@ -80,21 +72,20 @@ class Transfer:
         options = self.options
         # It copies from blocks that the scheduler holds until this step is reported, and to blocks that it has leased: all else may
         # go at any time.
-        return kvpool.Session(
-            self._layout, self.digest, give_back="any_time", facts=self.facts, socket=options.socket, tenant=options.tenant, client_name="vllm connector",
+        return self.terms.session(
+            client_name="vllm connector", warmup=False, give_back="any_time", tenant=options.tenant,
             guaranteed_blocks=max(0, options.guaranteed_blocks), max_space_bytes=options.max_space_bytes,
-            magazine_blocks=self._magazine, device_uuids=["host"], open_timeout=timeout)
+            magazine_blocks=self._magazine, open_timeout=timeout)
 
     def _use(self, session: kvpool.Session) -> None:
-        everything = session.data(blocks=session.max_blocks)
-        self.session, self.pool = session, torch.from_dlpack(everything).view(torch.int64)
-        self.words = np.asarray(everything)
         self.number += 1
+        everything = session.data(blocks=session.max_blocks)
+        self.words, self.pool = np.asarray(everything), torch.from_dlpack(everything).view(torch.int64)
+        self.session = session
         self.joined = self.detached = False
 
     def invitation(self) -> Invitation:
-        secret = self.session.invitation() if self.session else b""
-        return Invitation(self.number, secret, self.digest, self.facts, self.planes)
+        return Invitation(self.number, self.session.invitation() if self.session else b"")
 
     def _detach(self, error: object) -> None:
         if not self.detached:
@@ -103,9 +94,15 @@ class Transfer:
 
     def _reopen(self) -> None:
         """Takes another session, once there is one."""
-        if (opened := self._opener.take()) is not None:
-            self.close()
+        if (opened := self._opener.take()) is None:
+            return
+        self.close()
+        try:
             self._use(opened)
+        except Exception as error:  # Its blocks may be in other memory now.
+            logger.error("the kvpoold that is there again is of no use: %s", error)
+            self._opener.failed()
+            leave(opened)
 
     def take_tensors(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Views vLLM's KV cache as [block, layer, words of a page]."""
@@ -136,7 +133,7 @@ class Transfer:
 
     def load(self, plan: Plan) -> None:
         for load in plan.loads:
-            if plan.session != self.number:  # These were another daemon's.
+            if plan.loads_session != self.number:  # These were another daemon's.
                 self.failed.update(load.blocks)
                 continue
             for block, ref, key in zip(load.blocks, load.refs, load.keys):

@@ -103,7 +103,7 @@ def prepare(wrapper: Any, space: Space, initialize: Callable[[], Any]) -> Any:
         with step:
             output = execute(scheduler_output, *arguments, **more)
         if number := getattr(scheduler_output, "kvpool_step", 0):
-            if drafts:
+            if drafts and scheduler_output.total_num_scheduled_tokens > 0:  # Of an empty step nothing is sampled.
                 executed.append(number)
             else:
                 space.computed(number)
