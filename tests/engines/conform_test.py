@@ -30,7 +30,7 @@ def test_it_conforms(models, kind):
     if kind.startswith("vllm"):
         if PYTHON is None:
             pytest.skip("needs vLLM: tests/engines.sh --vllm")
-        python, environment = PYTHON, {**OVERLAY, "VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
+        python, environment = PYTHON, {**OVERLAY, "VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     else:
         if kind == "llama_cpp":
             pytest.importorskip("xllamacpp", reason="needs llama.cpp: tests/engines.sh installs it")

@@ -17,6 +17,7 @@ from kvpool.conform.processes import Daemon, Engine, EngineEnded, EngineRefused
 
 ANSWER = 20     # Tokens of most answers.
 PAUSE_S = 5.0   # What a daemon that is stopped, and a neighbour that holds all blocks, let others wait.
+_GONE, _SHORT = "kvpool|daemon", "kvpool|block|memory"  # Words that say what is missing.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,13 +259,13 @@ def daemon_dies(bench: Bench) -> None:
         own, own_more = bench.own(prompts, 2 * ANSWER), bench.own(more, ANSWER)
         engine.generate(bench.prompts(5 * size), tokens=1)
         asked = functools.partial(engine.generate, prompts, tokens=2 * ANSWER, kill=[daemon.process.pid, step])
-        goes_on = _right_or_refused(bench, asked, own, prompts, "kvpool", f"with a daemon that was killed at step {step}", may_end=True)
+        goes_on = _right_or_refused(bench, asked, own, prompts, _GONE, f"with a daemon that was killed at step {step}", may_end=True)
         with contextlib.suppress(subprocess.TimeoutExpired):
             daemon.process.wait(PAUSE_S)
         expect(daemon.process.poll() is not None, f"asked to kill the daemon at step {step}, the adapter has not")
         if goes_on:
             asked = functools.partial(engine.generate, more, tokens=ANSWER)
-            goes_on = _right_or_refused(bench, asked, own_more, more, "kvpool", "without a daemon", may_end=True)
+            goes_on = _right_or_refused(bench, asked, own_more, more, _GONE, "without a daemon", may_end=True)
         daemon.start()
         if not engine.start().get("shares_again"):
             engine = bench.start(daemon)
@@ -339,9 +340,6 @@ def pool_too_small(bench: Bench) -> None:
     for engine in engines:
         asked = bench.prompts(longest - ANSWER)
         bench.expect_tokens(engine.generate(asked, tokens=ANSWER), bench.own(asked, ANSWER), asked, "once there are blocks again")
-
-
-_SHORT = "kvpool|block|memory"
 
 
 def _all_but(bench: Bench, daemon: Daemon, session: kvpool.Session, room: int) -> kvpool.Blocks:
