@@ -89,10 +89,10 @@ class Load:
 
 
 class World:
-    """A daemon, two servers on it, the stock, and what servers are asked under load."""
+    """A daemon, two servers on it, the stock, and what servers are asked under load. `how`: "pool", or "connector"."""
 
-    def __init__(self, directory, daemon):
-        self.directory, self.daemon = directory, daemon
+    def __init__(self, directory, daemon, how):
+        self.directory, self.daemon, self.how = directory, daemon, how
         self._processes, self._seeds = [], itertools.count(1000)
         try:
             self._start()
@@ -116,7 +116,7 @@ class World:
         """Another server."""
         name = self.directory / f"{len(self._processes)}.log"
         self._processes.append(Server(model or self.model, USUAL | {"socket": self.daemon.socket}, name, *FLAGS,
-                                      environment=ENVIRONMENT))
+                                      environment=ENVIRONMENT, connector=self.how == "connector"))
         return self._processes[-1]
 
     def fresh(self, count=1):
@@ -145,15 +145,15 @@ class World:
         self.daemon.close()
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    with contextlib.closing(World(tmp_path_factory.mktemp("faults"), Daemon(capacity="256MiB", slab="16MiB"))) as world:
+@pytest.fixture(scope="module", params=["pool", "connector"])
+def world(request, tmp_path_factory):
+    with contextlib.closing(World(tmp_path_factory.mktemp("faults"), Daemon(capacity="256MiB", slab="16MiB"), request.param)) as world:
         yield world
 
 
-def note(fault, load, again_s, **more):
+def note(world, fault, load, again_s, **more):
     """A row of the table."""
-    row = {"cell": {"fault": fault},
+    row = {"cell": {"fault": fault if world.how == "pool" else f"{world.how}: {fault}"},
            "value": {"answered": load.answered, "wrong": len(load.wrong), "failed": len(load.failed), "longest_s": load.longest_s,
                      "again_s": again_s, **more}}
     print(json.dumps(row))
@@ -197,7 +197,7 @@ def test_the_daemon_is_killed(ready):
         ready.daemon.start()
         load.await_more(20)
     load.assert_right()
-    note("daemon killed, and started later", load, ready.shared_again())
+    note(ready, "daemon killed, and started later", load, ready.shared_again())
 
 
 def test_the_daemon_stands_still(ready):
@@ -207,7 +207,7 @@ def test_the_daemon_stands_still(ready):
             time.sleep(STOP_S)
         load.await_more(20)
     load.assert_right()
-    note(f"daemon stopped for {STOP_S} s (SIGSTOP)", load, ready.shared_again())
+    note(ready, f"daemon stopped for {STOP_S} s (SIGSTOP)", load, ready.shared_again())
 
 
 def test_the_daemon_is_restarted(ready):
@@ -218,7 +218,7 @@ def test_the_daemon_is_restarted(ready):
         ready.daemon.start()
         load.await_more(60)
     load.assert_right()
-    note("daemon restarted (SIGTERM)", load, ready.shared_again())
+    note(ready, "daemon restarted (SIGTERM)", load, ready.shared_again())
 
 
 def test_the_daemon_is_slow(ready):
@@ -232,7 +232,7 @@ def test_the_daemon_is_slow(ready):
             time.sleep(0.05)
         load.await_more(20)
     load.assert_right()
-    note(f"daemon slow: 50 of each 500 ms, for {STOP_S} s", load, ready.shared_again())
+    note(ready, f"daemon slow: 50 of each 500 ms, for {STOP_S} s", load, ready.shared_again())
 
 
 def test_the_pool_is_full(ready):
@@ -250,7 +250,7 @@ def test_the_pool_is_full(ready):
             blocks.release()
         load.await_more(20)
     load.assert_right()
-    note("pool full: another engine leases all that is left", load, ready.shared_again())
+    note(ready, "pool full: another engine leases all that is left", load, ready.shared_again())
 
 
 def test_an_engine_stands_still(ready):
@@ -260,7 +260,7 @@ def test_an_engine_stands_still(ready):
             time.sleep(STOP_S)
         load.await_more(20)
     load.assert_right()
-    note(f"one engine stopped for {STOP_S} s (SIGSTOP)", load, ready.shared_again())
+    note(ready, f"one engine stopped for {STOP_S} s (SIGSTOP)", load, ready.shared_again())
 
 
 def test_two_models(ready):
@@ -280,7 +280,7 @@ def test_two_models(ready):
         assert other.complete(prompt)[1] == whole_blocks(prompt)
     other.kill()
     its.answered += load.answered
-    note("two models at once, of three servers", its, ready.shared_again())
+    note(ready, "two models at once, of three servers", its, ready.shared_again())
 
 
 def test_an_adapter_is_overwritten_while_it_is_loaded(ready, tmp_path):
@@ -316,7 +316,7 @@ def test_an_adapter_is_overwritten_while_it_is_loaded(ready, tmp_path):
     change(first)
     assert [first.complete(prompt, model="tuned")[0] for prompt in asked] == new
     ready.stock.ask("unload")
-    note("an adapter's files changed while it is loaded", load, ready.shared_again())
+    note(ready, "an adapter's files changed while it is loaded", load, ready.shared_again())
 
 
 def test_weights_are_updated(ready):
@@ -343,7 +343,7 @@ def test_weights_are_updated(ready):
             load.await_more(20)
         load.assert_right()
     other.kill()
-    note("weights updated in one of three engines", load, ready.shared_again())
+    note(ready, "weights updated in one of three engines", load, ready.shared_again())
 
 
 def test_an_engine_is_killed(ready):
@@ -360,12 +360,13 @@ def test_an_engine_is_killed(ready):
     ready.servers[0].started()
     tokens, cached = ready.servers[0].complete(ready.asked[0], TOKENS)
     assert tokens == ready.truth[0] and cached > 0
-    note("one engine killed", load, ready.shared_again(), failed_of_killed=len(its.failed))
+    note(ready, "one engine killed", load, ready.shared_again(), failed_of_killed=len(its.failed))
 
 
-def test_the_daemon_is_killed_20_times(tmp_path):
+@pytest.mark.parametrize("how", ["pool", "connector"])
+def test_the_daemon_is_killed_20_times(tmp_path, how):
     """With a keeper it comes back by itself, with what was shared."""
-    with contextlib.closing(World(tmp_path, KeptDaemon(capacity="256MiB", slab="16MiB"))) as world:
+    with contextlib.closing(World(tmp_path, KeptDaemon(capacity="256MiB", slab="16MiB"), how)) as world:
         world.shared_again()
         with world.load() as load:
             for _ in range(KILLS):
@@ -373,4 +374,4 @@ def test_the_daemon_is_killed_20_times(tmp_path):
                 world.daemon.kill_daemon()
             load.await_more(20)
         load.assert_right()
-        note(f"daemon killed {KILLS} times, with --keeper=on", load, world.shared_again())
+        note(world, f"daemon killed {KILLS} times, with --keeper=on", load, world.shared_again())

@@ -67,18 +67,22 @@ def engines(model, **usual):
 class Server(processes.Process):
     """A `vllm serve`: its HTTP process, its engine core and its worker."""
 
-    def __init__(self, model, pool, log, *flags, environment=None):
+    def __init__(self, model, pool, log, *flags, environment=None, connector=False):
+        """connector: KvPoolConnector with these options, in place of the scheduler."""
         # Bound here too, though not listening: the port is nobody else's until the server has it.
         self._claim = socket.socket()
         self._claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._claim.bind(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{self._claim.getsockname()[1]}"
         self.model, self._log, self._up = str(model), log, threading.Event()
+        pool = PATIENT | pool
+        kvpool = (["--kv-transfer-config", json.dumps({"kv_connector": "KvPoolConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
+                                                       "kv_connector_extra_config": pool})] if connector
+                  else ["--scheduler-cls", "kvpool_vllm.Scheduler", "--additional-config", json.dumps({"kvpool": pool})])
         # By its module: the command `vllm` asks for the version of a package of that name, and vLLM's build for CPUs has another.
         super().__init__(
             [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", "127.0.0.1", "--port",
-             self.address.rsplit(":")[-1], "--scheduler-cls", "kvpool_vllm.Scheduler", "--additional-config",
-             json.dumps({"kvpool": PATIENT | pool}), "--enable-prompt-tokens-details", "--skip-tokenizer-init", "--enforce-eager",
+             self.address.rsplit(":")[-1], *kvpool, "--enable-prompt-tokens-details", "--skip-tokenizer-init", "--enforce-eager",
              "--dtype=bfloat16", f"--block-size={BLOCK}", "--max-model-len=1024", "--kv-cache-memory-bytes=64M", *flags],
             stderr=subprocess.STDOUT, text=True,
             env={**os.environ, **OVERLAY, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1",
