@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING
 import kvpool
 from vllm.logger import init_logger
 
+from kvpool_engines.sessions import leave
 from kvpool_vllm import keys
 from kvpool_vllm.groups import copied_group, layout_of
 from kvpool_vllm.messages import Invitation, Load, Plan, Report, Save
-from kvpool_vllm.space import Options, leave
+from kvpool_vllm.space import Options
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -299,4 +300,4 @@ class Lookup:
             asked.mixed = asked.request.num_computed_tokens > 0
 
     def close(self) -> None:
-        leave(self.session)
+        leave(self.session, logger)

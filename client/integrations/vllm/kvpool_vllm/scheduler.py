@@ -11,10 +11,9 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_coordinator
 from vllm.v1.core.sched import async_scheduler, scheduler
 
+from kvpool_engines.sessions import Opener, leave
 from kvpool_vllm import core, keys, patches
 from kvpool_vllm.block_pool import KvPoolBlockPool
-from kvpool_vllm.reopen import Opener
-from kvpool_vllm.space import leave
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -194,7 +193,7 @@ class _Pooled(scheduler.Scheduler):
 
     def shutdown(self) -> None:
         super().shutdown()
-        leave(self.pool.session)
+        leave(self.pool.session, logger)
 
 
 class PooledScheduler(_Pooled):
