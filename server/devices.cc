@@ -1,5 +1,7 @@
 #include "server/devices.h"
 
+#include <map>
+#include <set>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -53,12 +55,70 @@ absl::StatusOr<uint64_t> ToBytes(std::string_view text, const Quantity& quantity
   return static_cast<uint64_t>(bytes);
 }
 
+// What --capacity says, by device.
+class Capacities {
+ public:
+  static absl::StatusOr<Capacities> Parse(std::string_view text) {
+    Capacities capacities;
+    capacities.text_ = std::string(text);
+    if (!absl::StrContains(View(text), "=")) return capacities;
+    for (absl::string_view part : absl::StrSplit(View(text), ',')) {
+      const std::pair<std::string, std::string> named = absl::StrSplit(part, absl::MaxSplits('=', 1));
+      if (named.first.empty() || !absl::StrContains(part, "=")) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "\"", part, "\" is no DEVICE=SIZE; write one size for all devices, or one for each: ",
+            "cuda:0=40GiB,host=64GiB"));
+      }
+      if (!capacities.by_device_.insert(named).second) {
+        return absl::InvalidArgumentError(absl::StrCat(named.first, " has two sizes"));
+      }
+    }
+    return capacities;
+  }
+
+  const std::string& text() const { return text_; }
+  std::vector<std::string> sizes() const {
+    if (by_device_.empty()) return {text_};
+    std::vector<std::string> sizes;
+    for (const auto& [device, size] : by_device_) sizes.push_back(size);
+    return sizes;
+  }
+
+  absl::StatusOr<uint64_t> Of(const std::string& device, const MemoryLimit& memory) {
+    const auto named = by_device_.find(device);
+    if (!by_device_.empty() && named == by_device_.end()) {
+      return absl::InvalidArgumentError(absl::StrCat("--capacity=", text_, " has no size for ", device));
+    }
+    asked_.insert(device);
+    const absl::StatusOr<uint64_t> bytes =
+        ParseCapacity(by_device_.empty() ? text_ : named->second, memory.bytes);
+    if (bytes.ok()) return bytes;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--capacity: ", bytes.status().message(), " (", memory.source, ")"));
+  }
+
+  // INVALID_ARGUMENT: it names a device that nobody has asked for.
+  absl::Status CheckAllAsked(const std::string& devices) const {
+    for (const auto& [device, size] : by_device_) {
+      if (asked_.contains(device)) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("--capacity=", text_, " names ", device, "; the devices are ", devices));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  std::string text_;
+  std::map<std::string, std::string> by_device_;  // Empty: the text is each device's.
+  std::set<std::string> asked_;
+};
+
 // Adds a device, of which `memory` is there. One that was named before has given some of it.
 absl::Status Add(std::unique_ptr<Device> device, uint64_t bytes, const MemoryLimit& memory,
-                 const std::string& capacity, OpenedDevices* opened) {
+                 const Capacities& capacities, OpenedDevices* opened) {
   if (bytes < device->granularity_bytes()) {
-    return absl::InvalidArgumentError(absl::StrCat("--capacity=", capacity, ": ", bytes, " bytes of ",
-                                                   device->id(), "; the least is ",
+    return absl::InvalidArgumentError(absl::StrCat("--capacity=", capacities.text(), ": ", bytes,
+                                                   " bytes of ", device->id(), "; the least is ",
                                                    device->granularity_bytes()));
   }
   uint64_t together = bytes;
@@ -66,9 +126,9 @@ absl::Status Add(std::unique_ptr<Device> device, uint64_t bytes, const MemoryLim
     if (opened->devices[i]->id() == device->id()) together += opened->capacity_bytes[i];
   }
   if (together > memory.bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("--capacity=", capacity, ": ", together, " bytes of ",
-                                                   device->id(), " together; there are ", memory.bytes, " (",
-                                                   memory.source, ")"));
+    return absl::InvalidArgumentError(absl::StrCat("--capacity=", capacities.text(), ": ", together,
+                                                   " bytes of ", device->id(), " together; there are ",
+                                                   memory.bytes, " (", memory.source, ")"));
   }
   opened->devices.push_back(std::move(device));
   opened->capacity_bytes.push_back(bytes);
@@ -76,36 +136,30 @@ absl::Status Add(std::unique_ptr<Device> device, uint64_t bytes, const MemoryLim
   return absl::OkStatus();
 }
 
-absl::StatusOr<uint64_t> CapacityOf(const std::string& capacity, const MemoryLimit& memory) {
-  absl::StatusOr<uint64_t> bytes = ParseCapacity(capacity, memory.bytes);
-  if (bytes.ok()) return bytes;
-  return absl::InvalidArgumentError(
-      absl::StrCat("--capacity: ", bytes.status().message(), " (", memory.source, ")"));
-}
-
-absl::Status AddHost(const std::string& capacity, OpenedDevices* opened) {
+absl::Status AddHost(Capacities* capacities, OpenedDevices* opened) {
   const MemoryLimit memory = UsableMemory();
-  ASSIGN_OR_RETURN(const uint64_t bytes, CapacityOf(capacity, memory));
-  return Add(MakeHostDevice({.capacity_bytes = bytes}), bytes, memory, capacity, opened);
+  ASSIGN_OR_RETURN(const uint64_t bytes, capacities->Of("host", memory));
+  return Add(MakeHostDevice({.capacity_bytes = bytes}), bytes, memory, *capacities, opened);
 }
 
-absl::Status AddCuda(const std::string& ordinal_or_uuid, const std::string& capacity, OpenedDevices* opened) {
+absl::Status AddCuda(const std::string& ordinal_or_uuid, Capacities* capacities, OpenedDevices* opened) {
+  const std::string name = absl::StrCat("cuda:", ordinal_or_uuid);
   absl::StatusOr<std::unique_ptr<Device>> device = OpenCudaDevice(ordinal_or_uuid);
   if (!device.ok()) {
     return absl::Status(device.status().code(),
-                        absl::StrCat("--device: cuda:", ordinal_or_uuid, ": ", device.status().message()));
+                        absl::StrCat("--device: ", name, ": ", device.status().message()));
   }
   const MemoryLimit memory{.bytes = (*device)->total_bytes(), .source = (*device)->name()};
-  ASSIGN_OR_RETURN(const uint64_t bytes, CapacityOf(capacity, memory));
-  return Add(*std::move(device), bytes, memory, capacity, opened);
+  ASSIGN_OR_RETURN(const uint64_t bytes, capacities->Of(name, memory));
+  return Add(*std::move(device), bytes, memory, *capacities, opened);
 }
 
-absl::StatusOr<OpenedDevices> OpenAuto(const std::string& capacity) {
+absl::StatusOr<OpenedDevices> OpenAuto(Capacities* capacities) {
   OpenedDevices opened;
   const absl::StatusOr<int> gpus = CudaDeviceCount();
   if (gpus.ok() && *gpus > 0) {
     opened.choice = absl::StrCat("auto: ", *gpus, " GPU(s)");
-    for (int i = 0; i < *gpus; ++i) RETURN_IF_ERROR(AddCuda(absl::StrCat(i), capacity, &opened));
+    for (int i = 0; i < *gpus; ++i) RETURN_IF_ERROR(AddCuda(absl::StrCat(i), capacities, &opened));
     return opened;
   }
   const std::string why = gpus.ok() ? "the driver shows no GPU" : std::string(gpus.status().message());
@@ -116,7 +170,24 @@ absl::StatusOr<OpenedDevices> OpenAuto(const std::string& capacity) {
                                                    "; say --device=host if host memory is meant"));
   }
   opened.choice = absl::StrCat("auto: host, because ", why);
-  RETURN_IF_ERROR(AddHost(capacity, &opened));
+  RETURN_IF_ERROR(AddHost(capacities, &opened));
+  return opened;
+}
+
+absl::StatusOr<OpenedDevices> OpenNamed(const std::string& specification, Capacities* capacities) {
+  OpenedDevices opened;
+  opened.choice = specification;
+  for (absl::string_view part : absl::StrSplit(specification, ',')) {
+    if (part == "host") {
+      RETURN_IF_ERROR(AddHost(capacities, &opened));
+    } else if (absl::ConsumePrefix(&part, "cuda:") && !part.empty()) {
+      RETURN_IF_ERROR(AddCuda(std::string(part), capacities, &opened));
+    } else {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--device: \"", part,
+          "\" is no device; write auto, host, cuda:N or cuda:GPU-…, or a comma list of the last three"));
+    }
+  }
   return opened;
 }
 
@@ -166,21 +237,18 @@ absl::Status CheckSlabBytes(uint64_t slab_bytes, const OpenedDevices& opened) {
   return absl::OkStatus();
 }
 
+absl::Status CheckCapacity(std::string_view capacity) {
+  ASSIGN_OR_RETURN(const Capacities capacities, Capacities::Parse(capacity));
+  for (const std::string& size : capacities.sizes())
+    RETURN_IF_ERROR(ParseCapacity(size, UINT64_MAX).status());
+  return absl::OkStatus();
+}
+
 absl::StatusOr<OpenedDevices> OpenDevices(const std::string& specification, const std::string& capacity) {
-  if (specification == "auto") return OpenAuto(capacity);
-  OpenedDevices opened;
-  opened.choice = specification;
-  for (absl::string_view part : absl::StrSplit(specification, ',')) {
-    if (part == "host") {
-      RETURN_IF_ERROR(AddHost(capacity, &opened));
-    } else if (absl::ConsumePrefix(&part, "cuda:") && !part.empty()) {
-      RETURN_IF_ERROR(AddCuda(std::string(part), capacity, &opened));
-    } else {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--device: \"", part,
-          "\" is no device; write auto, host, cuda:N or cuda:GPU-…, or a comma list of the last three"));
-    }
-  }
+  ASSIGN_OR_RETURN(Capacities capacities, Capacities::Parse(capacity));
+  ASSIGN_OR_RETURN(OpenedDevices opened,
+                   specification == "auto" ? OpenAuto(&capacities) : OpenNamed(specification, &capacities));
+  RETURN_IF_ERROR(capacities.CheckAllAsked(opened.choice));
   return opened;
 }
 

@@ -29,9 +29,12 @@ absl::StatusOr<uint64_t> ParseCapacity(std::string_view text, uint64_t total_byt
 absl::StatusOr<uint64_t> ParseBytes(std::string_view text);
 
 // `specification`: "auto" (every GPU that the driver shows; host where there is none and nothing promises one),
-// "host", "cuda:N" or "cuda:GPU-…", the last two in a comma list for tensor-parallel ranks. INVALID_ARGUMENT: there
-// is no such device, or not so much memory.
+// or a comma list of "host", "cuda:N" and "cuda:GPU-…". `capacity`: what ParseCapacity reads, for each device, or a
+// comma list of DEVICE=SIZE, with each device once by the name that it has in `specification` ("cuda:N", "host" for
+// "auto"). INVALID_ARGUMENT: there is no such device, or not so much memory.
 absl::StatusOr<OpenedDevices> OpenDevices(const std::string& specification, const std::string& capacity);
+// INVALID_ARGUMENT: no device whatever could take this as its capacity.
+absl::Status CheckCapacity(std::string_view capacity);
 // The size of a slab, unless it is 0, is not below a device's granularity, and not above what it gives.
 absl::Status CheckSlabBytes(uint64_t slab_bytes, const OpenedDevices& opened);
 

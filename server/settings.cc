@@ -77,14 +77,16 @@ void AddPlaceFlags(CommandLine* line, Flags* flags) {
   Settings& settings = line->settings;
   flags->AddRepeated("config", &line->config,
                      "file of flags: lines \"name = value\", # for comments. The command line wins over it");
-  flags->Add("device", &settings.device,
-             "auto (every GPU that the driver shows, otherwise host), host, cuda:N or cuda:GPU-UUID; a comma "
-             "list gives one device to each tensor-parallel rank");
+  flags->Add(
+      "device", &settings.device,
+      "auto (every GPU that the driver shows, otherwise host), host, cuda:N or cuda:GPU-UUID, or a comma "
+      "list: tensor-parallel ranks have a GPU each, host beside GPUs is for engines that name it");
   flags->AddText("capacity", settings.capacity,
-                 "memory of each device to use: bytes (8GiB, 500MB) or a share (0.5, 50%)",
+                 "memory of each device to use: bytes (8GiB, 500MB) or a share (0.5, 50%); for each its own: "
+                 "cuda:0=40GiB,host=64GiB",
                  [&settings](absl::string_view text) {
                    settings.capacity = std::string(text);
-                   return ParseCapacity(settings.capacity, UINT64_MAX).status();
+                   return CheckCapacity(settings.capacity);
                  });
   AddSize("slab-bytes", &settings.daemon.slab_bytes, 0, "size of a slab; 0: 64MiB on host, 256MiB on cuda",
           flags);

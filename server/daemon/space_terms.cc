@@ -33,14 +33,18 @@ absl::StatusOr<std::vector<size_t>> PickDevices(const std::vector<std::unique_pt
   const uint32_t ranks = RanksOf(request);
   std::vector<size_t> picked;
   if (request.device_uuids().empty()) {
-    const bool all_host = std::all_of(devices.begin(), devices.end(),
-                                      [](const auto& device) { return device->uuid_bytes().empty(); });
-    // Ranks may share host memory. Whether two ranks share a GPU is for the engine to say.
-    if (!all_host && ranks > devices.size()) {
-      return absl::InvalidArgumentError(absl::StrCat("ranks is ", ranks, "; the daemon has ", devices.size(),
-                                                     " devices: name each rank's in device_uuids"));
+    // Host memory beside GPUs is for those who name it. Ranks may share it; whether two share a GPU is for the engine to say.
+    std::vector<size_t> gpus;
+    for (size_t i = 0; i < devices.size(); ++i) {
+      if (!devices[i]->uuid_bytes().empty()) gpus.push_back(i);
     }
-    for (uint32_t rank = 0; rank < ranks; ++rank) picked.push_back(rank % devices.size());
+    if (!gpus.empty() && ranks > gpus.size()) {
+      return absl::InvalidArgumentError(absl::StrCat("ranks is ", ranks, "; the daemon has ", gpus.size(),
+                                                     " GPUs: name each rank's device in device_uuids"));
+    }
+    for (uint32_t rank = 0; rank < ranks; ++rank) {
+      picked.push_back(gpus.empty() ? rank % devices.size() : gpus[rank]);
+    }
     return picked;
   }
   for (const std::string& uuid : request.device_uuids()) {

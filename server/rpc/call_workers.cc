@@ -84,29 +84,50 @@ std::optional<CallWorkers::Waiting> CallWorkers::Next() {
   });
 }
 
+void CallWorkers::Begin(const Waiting& next) {
+  if (!next.held) Leave(next.call);
+  if (next.call.owner != 0) running_.push_back(next.call.owner);
+  ++at_work_;
+}
+
+void CallWorkers::End(uint64_t owner) {
+  --at_work_;
+  if (owner == 0) return;
+  running_.erase(std::find(running_.begin(), running_.end(), owner));
+  // This thread takes one, and another of the same owner may have waited for this.
+  wanted_.Signal();
+}
+
+bool CallWorkers::RunReady() {
+  Waiting next;
+  {
+    MutexLock lock(&mu_);
+    std::optional<Waiting> first = Next();
+    if (!first.has_value()) return false;
+    next = *std::move(first);
+    Begin(next);
+  }
+  next.work();
+  MutexLock lock(&mu_);
+  End(next.call.owner);
+  return true;
+}
+
 void CallWorkers::Run() {
-  uint64_t owner = 0;
-  bool worked = false;
+  std::optional<uint64_t> ended;
   while (true) {
     Waiting next;
     {
       MutexLock lock(&mu_);
-      if (std::exchange(worked, true)) --at_work_;
-      if (owner != 0) {
-        running_.erase(std::find(running_.begin(), running_.end(), owner));
-        // This thread takes one, and another of the same owner may have waited for this.
-        wanted_.Signal();
-      }
+      if (ended.has_value()) End(*ended);
       std::optional<Waiting> first;
       while (!stop_ && !(first = Next()).has_value()) wanted_.Wait(&mu_);
       if (stop_) return;
       next = *std::move(first);
-      if (!next.held) Leave(next.call);
-      owner = next.call.owner;
-      if (owner != 0) running_.push_back(owner);
-      ++at_work_;
+      Begin(next);
     }
     next.work();
+    ended = next.call.owner;
   }
 }
 

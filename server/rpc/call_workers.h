@@ -26,7 +26,7 @@ class CallWorkers {
  public:
   struct Options {
     std::string calls;  // What they run, in the words of a refusal.
-    int threads = 1;
+    int threads = 1;    // 0: tests call RunReady.
     size_t most_waiting = 0;
     size_t most_waiting_bytes = 0;
     // "tenant", "user": who takes turns, of whom one has at most half of the places. Empty: nobody is told apart.
@@ -51,6 +51,8 @@ class CallWorkers {
   size_t waiting(uint64_t owner);
   // No call runs, and none waits.
   bool idle();
+  // Runs the next call, if there is one, on the caller's thread. False: there is none.
+  bool RunReady();
 
  private:
   struct Waiting {
@@ -64,6 +66,9 @@ class CallWorkers {
   void Run();
   absl::Status CheckPlace(const Call& call) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Leave(const Call& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // A thread runs it from now on, or does no longer.
+  void Begin(const Waiting& next) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void End(uint64_t owner) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The next call whose owner has none running; none: there is none.
   std::optional<Waiting> Next() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

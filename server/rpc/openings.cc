@@ -9,20 +9,17 @@
 namespace kvpool {
 namespace {
 
-// Openings that make slabs hold a thread for as long as that takes, while others find the memory they need: so
-// many of the former do not keep the latter waiting.
-constexpr int kThreads = 8;
 // All processes of a machine's engines may come at once, as after a restart of the daemon: a user has half of the places.
 constexpr size_t kMostWaiting = 2048;
 constexpr size_t kMostWaitingBytes = 64 << 20;
 
 }  // namespace
 
-Openings::Openings(Daemon* daemon, RpcStats* stats)
+Openings::Openings(Daemon* daemon, RpcStats* stats, int threads)
     : daemon_(daemon),
       stats_(stats),
       workers_({.calls = "openings",
-                .threads = kThreads,
+                .threads = threads,
                 .most_waiting = kMostWaiting,
                 .most_waiting_bytes = kMostWaitingBytes,
                 .turns_by = "user"}) {}

@@ -19,11 +19,14 @@ namespace kvpool {
 
 class Openings {
  public:
+  // Openings that make slabs hold a thread for as long as that takes, while others find the memory they need: so
+  // many of the former do not keep the latter waiting.
+  static constexpr int kThreads = 8;
   // The status is its own: no thread shares the text of an error with the one that made it.
   using Done = std::function<void(absl::Status)>;
 
-  // Both outlive it.
-  Openings(Daemon* daemon, RpcStats* stats);
+  // `daemon` and `stats` outlive it. No threads: tests call RunReady.
+  Openings(Daemon* daemon, RpcStats* stats, int threads = kThreads);
 
   // Both call `done` once: on a thread of theirs or, if too many openings wait, within the call. All arguments are
   // valid until then. An opening whose caller is gone is given up, at its next slab at the latest. PERMISSION_DENIED: the
@@ -32,6 +35,7 @@ class Openings {
                    Done done);
   void AddMember(const Caller& caller, const v1::AddMember* request, v1::AddMemberResult* result, Done done);
   bool idle() { return workers_.idle(); }
+  bool RunReady() { return workers_.RunReady(); }
   // The answer with this token has reached nobody: what it opened is undone.
   void OnUndelivered(std::string_view member_token) { daemon_->OnUndelivered(member_token); }
 

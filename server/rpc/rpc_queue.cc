@@ -45,15 +45,15 @@ void RpcQueue::Start() {
 }
 
 void RpcQueue::Run() {
-  while (RunNext()) {
+  while (RunNext(&RpcEvents::Wait)) {
   }
 }
 
-bool RpcQueue::RunNext() {
+bool RpcQueue::RunNext(bool (RpcEvents::*next)(RpcEvents::Event*)) {
   RpcEvents::Event event;
   if (turns_.empty()) {
     read_bytes_ = 0;
-    if (!events_->Wait(&event)) return false;
+    if (!((*events_).*next)(&event)) return false;
     event.tag->Run(event.ok);
     return true;
   }
@@ -94,7 +94,7 @@ absl::Status RpcQueue::CheckTurn(const std::string& tenant, const std::string& v
 
 void RpcQueue::Stop() {
   stop_alarm_->Set(&stop_tag_);
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 void RpcQueue::Rest() {

@@ -57,7 +57,9 @@ class RpcQueue {
   // REQUIRES: Stop, if Start was called.
   ~RpcQueue();
   void Start();
-  // REQUIRES: Server::Shutdown was called. Abandons the calls that are left, and joins the thread.
+  // In place of Start, for a thread that does other things as well: carries out the next thing that has come. False: nothing has.
+  bool RunReady() { return RunNext(&RpcEvents::Look); }
+  // REQUIRES: Server::Shutdown was called. Abandons the calls that are left, and joins the thread, if it has one.
   void Stop();
 
   // From now on no batch and no call of engines begins; streams end. REQUIRES: Stop was not called.
@@ -92,8 +94,8 @@ class RpcQueue {
 
  private:
   void Run();
-  // The next event, if there is one; else it is some tenant's turn. False: the queue is shut.
-  bool RunNext();
+  // The next event, if there is one; else it is some tenant's turn. False: nothing waits for its turn, and `next` has no event.
+  bool RunNext(bool (RpcEvents::*next)(RpcEvents::Event*));
   void OnStop(bool ok);
   void OnRested(bool ok);
 

@@ -30,15 +30,28 @@ static_assert(kHttp2Preface.size() == kStepPreface.size());
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<StreamAcceptor>> StreamAcceptor::Start(const StreamAcceptorOptions& options,
-                                                                      Connections* connections,
-                                                                      RpcStats* stats, HandOver to_grpc,
-                                                                      HandOver to_frames) {
+absl::StatusOr<std::unique_ptr<StreamAcceptor>> StreamAcceptor::Open(const StreamAcceptorOptions& options,
+                                                                     Connections* connections,
+                                                                     RpcStats* stats, HandOver to_grpc,
+                                                                     HandOver to_frames) {
   ASSIGN_OR_RETURN(UniqueFd listener,
                    ListenUnix({.path = options.path, .type = SOCK_STREAM, .group = options.group}));
   std::unique_ptr<StreamAcceptor> acceptor(new StreamAcceptor(options, connections, stats, std::move(to_grpc),
                                                               std::move(to_frames), std::move(listener)));
   RETURN_IF_ERROR(acceptor->Begin());
+  return acceptor;
+}
+
+absl::StatusOr<std::unique_ptr<StreamAcceptor>> StreamAcceptor::Start(const StreamAcceptorOptions& options,
+                                                                      Connections* connections,
+                                                                      RpcStats* stats, HandOver to_grpc,
+                                                                      HandOver to_frames) {
+  ASSIGN_OR_RETURN(std::unique_ptr<StreamAcceptor> acceptor,
+                   Open(options, connections, stats, std::move(to_grpc), std::move(to_frames)));
+  acceptor->thread_ = std::thread([self = acceptor.get()] {
+    while (self->RunOnce(-1)) {
+    }
+  });
   return acceptor;
 }
 
@@ -50,9 +63,7 @@ absl::Status StreamAcceptor::Begin() {
     return absl::UnavailableError(absl::StrCat("no descriptors for the gRPC socket: ", strerror(errno)));
   }
   RETURN_IF_ERROR(Watch(listener_.get(), kListenerKey));
-  RETURN_IF_ERROR(Watch(stop_.get(), kStopKey));
-  thread_ = std::thread([this] { Run(); });
-  return absl::OkStatus();
+  return Watch(stop_.get(), kStopKey);
 }
 
 StreamAcceptor::~StreamAcceptor() {
@@ -68,34 +79,33 @@ absl::Status StreamAcceptor::Watch(int fd, uint64_t key) {
   return absl::UnavailableError(absl::StrCat("epoll_ctl: ", strerror(errno)));
 }
 
-void StreamAcceptor::Run() {
+bool StreamAcceptor::RunOnce(int timeout_ms) {
+  if (!silent_.empty() && timeout_ms != 0) {
+    const uint64_t now = MonotonicClock()->NowMs(), deadline = silent_.begin()->second.deadline_ms;
+    const int left_ms = deadline <= now ? 0 : static_cast<int>(std::min<uint64_t>(deadline - now, 60000));
+    timeout_ms = timeout_ms < 0 ? left_ms : std::min(timeout_ms, left_ms);
+  }
   std::array<epoll_event, 64> ready;
-  for (;;) {
-    int timeout_ms = -1;
-    if (!silent_.empty()) {
-      const uint64_t now = MonotonicClock()->NowMs(), deadline = silent_.begin()->second.deadline_ms;
-      timeout_ms = deadline <= now ? 0 : static_cast<int>(std::min<uint64_t>(deadline - now, 60000));
-    }
-    const int count = epoll_wait(epoll_.get(), ready.data(), ready.size(), timeout_ms);
-    KVPOOL_CHECK(count >= 0 || errno == EINTR, "epoll_wait: errno %d", errno);
-    // Newcomers come last: they displace silent connections, of which some may have spoken in this round.
-    bool arrivals = false;
-    for (int i = 0; i < count; ++i) {
-      if (ready[i].data.u64 == kStopKey) return;
-      if (ready[i].data.u64 == kListenerKey) {
-        arrivals = true;
-      } else {
-        OnReadable(ready[i].data.u64);
-      }
-    }
-    if (arrivals) Accept();
-    const uint64_t now = MonotonicClock()->NowMs();
-    while (!silent_.empty() && silent_.begin()->second.deadline_ms <= now) {
-      CloseOldest(ConnectionRefusal::kPrefaceTimeout,
-                  absl::DeadlineExceededError(
-                      absl::StrCat("no preface within ", options_.preface_timeout_ms, " ms")));
+  const int count = epoll_wait(epoll_.get(), ready.data(), ready.size(), timeout_ms);
+  KVPOOL_CHECK(count >= 0 || errno == EINTR, "epoll_wait: errno %d", errno);
+  // Newcomers come last: they displace silent connections, of which some may have spoken in this round.
+  bool arrivals = false;
+  for (int i = 0; i < count; ++i) {
+    if (ready[i].data.u64 == kStopKey) return false;
+    if (ready[i].data.u64 == kListenerKey) {
+      arrivals = true;
+    } else {
+      OnReadable(ready[i].data.u64);
     }
   }
+  if (arrivals) Accept();
+  const uint64_t now = MonotonicClock()->NowMs();
+  while (!silent_.empty() && silent_.begin()->second.deadline_ms <= now) {
+    CloseOldest(ConnectionRefusal::kPrefaceTimeout,
+                absl::DeadlineExceededError(
+                    absl::StrCat("no preface within ", options_.preface_timeout_ms, " ms")));
+  }
+  return true;
 }
 
 void StreamAcceptor::Accept() {

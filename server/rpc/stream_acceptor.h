@@ -41,15 +41,21 @@ struct StreamAcceptorOptions {
 
 class StreamAcceptor {
  public:
-  // Takes a connected, non-blocking socket, which is in `connections` by then, and of which nothing was read; called on the acceptor's
-  // thread.
+  // Takes a connected, non-blocking socket, which is in `connections` by then, and of which nothing was read; called on the thread of
+  // RunOnce.
   using HandOver = std::function<void(UniqueFd, std::shared_ptr<const PeerCredentials>)>;
-  // `connections` and `stats` outlive the acceptor.
+  // Without a thread: tests call RunOnce. `connections` and `stats` outlive the acceptor.
+  static absl::StatusOr<std::unique_ptr<StreamAcceptor>> Open(const StreamAcceptorOptions& options,
+                                                              Connections* connections, RpcStats* stats,
+                                                              HandOver to_grpc, HandOver to_frames);
+  // The same with a thread of its own.
   static absl::StatusOr<std::unique_ptr<StreamAcceptor>> Start(const StreamAcceptorOptions& options,
                                                                Connections* connections, RpcStats* stats,
                                                                HandOver to_grpc, HandOver to_frames);
   // Accepts no more, and joins.
   ~StreamAcceptor();
+  // Waits so long at most, or (-1) for as long as it takes, and does what has come up. False: it is to stop.
+  bool RunOnce(int timeout_ms);
 
  private:
   struct Silent {
@@ -68,7 +74,6 @@ class StreamAcceptor {
         listener_(std::move(listener)) {}
   absl::Status Begin();
   absl::Status Watch(int fd, uint64_t key);
-  void Run();
   void Accept();
   void OnReadable(uint64_t id);
   // Adds a connection that is to be handed over. False: it is not to be.

@@ -27,6 +27,7 @@
 #include "server/attach/attach_loop.h"
 #include "server/attach/attach_server.h"
 #include "server/base/log.h"
+#include "tests/fuzz/descriptors.h"
 #include "tests/fuzz/input.h"
 #include "tests/fuzz/messages.h"
 #include "tests/support/access.h"
@@ -61,17 +62,6 @@ UniqueFd SocketNamed(const Name& whose) {
   Address address(whose);
   KVPOOL_CHECK(bind(made.get(), address.get(), address.bytes) == 0, "bind: errno %d", errno);
   return made;
-}
-
-// A descriptor of some file, for messages and for probes.
-int AnyFile() {
-  static const UniqueFd file(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  return file.get();
-}
-
-int LowestFreeDescriptor() {
-  UniqueFd probe(fcntl(AnyFile(), F_DUPFD_CLOEXEC, 0));
-  return probe.get();
 }
 
 class Story {
@@ -563,11 +553,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const bool quiet =
       (kvpool::SetLog({.level = kvpool::LogLevel::kError}), google::protobuf::SetLogHandler(nullptr), true);
   (void)quiet;
-  const int lowest = LowestFreeDescriptor();
+  const int open = OpenDescriptors();
   {
     Input input(data, size);
     Story(&input).Run();
   }
-  KVPOOL_CHECK(LowestFreeDescriptor() == lowest, "a descriptor stays open");
+  KVPOOL_CHECK(OpenDescriptors() == open, "%d descriptors were open, and %d are", open, OpenDescriptors());
   return 0;
 }

@@ -53,7 +53,7 @@ PROGRAMS = {
     "client/session/refusals.cc": ["client_unit_test"],
     "client/session/step_batches.cc": ["client_unit_test", "session_test"],
 }
-ARGUMENTS = {name: ["--random=300", f"tests/fuzz/corpus/{name}"] for name in ("step_fuzz", "attach_fuzz")}
+ARGUMENTS = {name: ["--random=300", f"tests/fuzz/corpus/{name}"] for name in ("step_fuzz", "attach_fuzz", "stream_fuzz")}
 
 SWAPS = [(" < ", " <= "), (" <= ", " < "), (" > ", " >= "), (" >= ", " > "), (" == ", " != "), (" != ", " == "),
          (" && ", " || "), (" || ", " && "), (" + 1", ""), (" - 1", ""), ("true", "false"), ("false", "true"),

@@ -228,6 +228,22 @@ TEST(DevicesTest, ErrorsNameTheFlag) {
   EXPECT_THAT(Error(OpenDevices("cuda:99", "0.5")), StartsWith("--device: cuda:99: "));
 }
 
+TEST(DevicesTest, EachDeviceMayHaveASizeOfItsOwn) {
+  const absl::StatusOr<OpenedDevices> opened = OpenDevices("host", "host=16MiB");
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_THAT(opened->capacity_bytes, testing::ElementsAre(16 << 20));
+  EXPECT_EQ(OpenDevices("host,host", "host=16MiB")->capacity_bytes.size(), 2u);
+  EXPECT_EQ(Error(OpenDevices("host", "cuda:0=1GiB")), "--capacity=cuda:0=1GiB has no size for host");
+  EXPECT_EQ(Error(OpenDevices("host", "host=1GiB,cuda:0=1GiB")),
+            "--capacity=host=1GiB,cuda:0=1GiB names cuda:0; the devices are host");
+  EXPECT_EQ(Error(OpenDevices("host", "host=1GiB,host=2GiB")), "host has two sizes");
+  EXPECT_THAT(Error(OpenDevices("host", "host=1KiB")), HasSubstr("1024 bytes of host; the least is"));
+  EXPECT_TRUE(CheckCapacity("cuda:0=40GiB,host=50%").ok());
+  EXPECT_THAT(std::string(CheckCapacity("host=1GiB,2GiB").message()),
+              StartsWith("\"2GiB\" is no DEVICE=SIZE"));
+  EXPECT_THAT(std::string(CheckCapacity("cuda:0=40Gi").message()), StartsWith("\"40Gi\" is no size"));
+}
+
 TEST(DevicesTest, ASlabIsNeitherBelowAGranuleNorAboveTheCapacity) {
   const absl::StatusOr<OpenedDevices> opened = OpenDevices("host", "16MiB");
   ASSERT_TRUE(opened.ok()) << opened.status();

@@ -295,7 +295,7 @@ std::vector<std::string> Keys(const std::string& prefix, int count) {
 
 // ------------------------------------------------------------------------------------------------- fixture
 
-void ServiceTest::StartDaemon(uint32_t slabs, int devices) {
+void ServiceTest::StartDaemon(uint32_t slabs, int devices, int gpus) {
   options_.version = "test";
   options_.housekeeping_thread = false;
   if (options_.slab_bytes == 0) options_.slab_bytes = kSlabBlocks * kBlockBytes;
@@ -303,6 +303,7 @@ void ServiceTest::StartDaemon(uint32_t slabs, int devices) {
   std::vector<std::unique_ptr<Device>> made;
   for (int i = 0; i < devices; ++i) {
     scripts_.push_back(std::make_unique<MemoryDevice::Script>());
+    if (i >= devices - gpus) scripts_.back()->uuid_bytes = std::string(16, static_cast<char>(i));
     made.push_back(
         std::make_unique<MemoryDevice>("mem" + std::to_string(i), kGranuleBytes, scripts_.back().get()));
   }

@@ -143,7 +143,8 @@ class ServiceTest : public testing::Test {
  protected:
   ServiceTest() { options_.access = access_; }
   // `slabs`: capacity of each device in slabs of 16 blocks.
-  void StartDaemon(uint32_t slabs, int devices = 1);
+  // The last `gpus` of the devices pass for GPUs.
+  void StartDaemon(uint32_t slabs, int devices = 1, int gpus = 0);
   std::unique_ptr<Engine> Attach(const std::string& name = "engine", uint32_t uid = 1000);
   bool engines_give_back_ = false;  // Those that attach from now on.
   // Attached, opened, and all slabs mapped.

@@ -1,4 +1,6 @@
 // Opening, joining and ending sessions; who may, and what comes back when.
+#include <gmock/gmock.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -83,6 +85,25 @@ TEST_F(SessionTest, MismatchNamesBothSides) {
   expect(request,
          "device_uuids[0] differs from that of space 1 of tenant default@1000 under this fingerprint: mem0 "
          "there, mem1 here");
+}
+
+TEST_F(SessionTest, HostMemoryBesideGpusIsForThoseWhoNameIt) {
+  StartDaemon(4, /*devices=*/3, /*gpus=*/2);
+  v1::OpenSession request = OpenRequest();
+  request.set_ranks(3);
+  const absl::Status refused = Attach()->Open(request);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(refused.message(), "ranks is 3; the daemon has 2 GPUs: name each rank's device in device_uuids");
+  request.set_ranks(2);
+  EXPECT_TRUE(Attach()->Open(request).ok());
+  v1::OpenSession on_host = OpenRequest("other");
+  on_host.add_device_uuids("mem0");
+  EXPECT_TRUE(Attach()->Open(on_host).ok());
+  v1::ListSpacesResponse spaces;
+  ASSERT_TRUE(daemon_->ListSpaces({}, &spaces).ok());
+  ASSERT_EQ(spaces.spaces_size(), 2);
+  EXPECT_THAT(spaces.spaces(0).devices(), testing::ElementsAre("mem1", "mem2"));
+  EXPECT_THAT(spaces.spaces(1).devices(), testing::ElementsAre("mem0"));
 }
 
 TEST_F(SessionTest, AttachTokenServesOnce) {

@@ -22,6 +22,7 @@ class MemoryDevice final : public Device {
     std::atomic<bool> fail_export{false};  // Exports fail, like at the limit of open files.
     std::atomic<int> alive{0};             // Slabs that exist.
     std::atomic<char*> memory{nullptr};    // Where the last slab lies.
+    std::string uuid_bytes;                // Empty: it is host memory.
     std::function<void()> on_make;         // Runs inside MakeSlab, which it can slow down.
     std::function<void()> on_destroy;      // Runs before a slab is destroyed.
   };
@@ -31,7 +32,7 @@ class MemoryDevice final : public Device {
 
   const std::string& id() const override { return id_; }
   const std::string& name() const override { return id_; }
-  std::string uuid_bytes() const override { return ""; }
+  std::string uuid_bytes() const override { return script_.uuid_bytes; }
   size_t granularity_bytes() const override { return granularity_bytes_; }
   size_t total_bytes() const override { return size_t{1} << 40; }
   absl::StatusOr<size_t> free_bytes() const override;

@@ -144,8 +144,9 @@ def readme(tree: Tree) -> list[str]:
     errors = []
     for page in tree.files(".md"):
         text, folder = tree.text(page), posixpath.dirname(page)
+        functions: set[str] = set()  # A reader has those of the blocks above, too.
         for block in _blocks(text, "sh"):
-            functions = _functions(block)
+            functions |= _functions(block)
             for words in _commands(block):
                 if words[0] not in functions:
                     errors += [f"{page}: {error}" for error in programs.errors(words)]

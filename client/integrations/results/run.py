@@ -11,6 +11,7 @@ import presses
 import pruning
 import render
 import speed
+import vllm_alike
 import vllm_speed
 
 FOLDER = pathlib.Path(__file__).resolve().parent
@@ -24,7 +25,7 @@ TABLES = {  # name: (cells, what measures one)
     "kvpress": (presses.cells, presses.measure),  # With tests/engines.sh --kvpress.
 }
 VLLM = {  # With tests/engines.sh --vllm.
-    "vllm_alike": (vllm_speed.alike_cells, vllm_speed.alike),
+    "vllm_alike": (vllm_alike.cells, vllm_alike.measure),
     "vllm_ttft": (vllm_speed.ttft_cells, vllm_speed.ttft),
     "vllm_rate": (vllm_speed.rate_cells, vllm_speed.rate),
     "vllm_stream": (vllm_speed.stream_cells, vllm_speed.stream),

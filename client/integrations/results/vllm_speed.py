@@ -1,4 +1,4 @@
-"""vLLM on the pool against vLLM with its own cache: what it says, how soon, how fast, at what cost, in how much memory.
+"""vLLM on the pool against vLLM with its own cache: how soon it answers, how fast, at what cost, in how much memory.
 
 Engines are processes of the environment that has vLLM. Those that are compared run on one core (VLLM_CORE), in turn: while one works, the
 other waits for its next line. What else the machine does meets both.
@@ -10,7 +10,6 @@ import random
 import sys
 
 import lab
-import texts
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "tests/engines"))
 from vllm_processes import PYTHON, Engine, prompts, whole_blocks
@@ -20,11 +19,10 @@ BENCH = pathlib.Path(__file__).parent / "vllm_bench.py"
 PREFIXES = (1000, 2000, 4000)
 QUESTION = 16
 RUNS = 5
-BATCHES = (1, 8)
+BATCHES = (1, 8, 32)
 CONTEXT, ANSWER = 256, 128  # Tokens of a prompt, and behind it, where tokens a second are measured.
 SLICE = 4  # Steps of the one, then as many of the other.
 SERVED = 400  # Requests of a stream, in turns of 50.
-ALIKE = 50  # Prompts that have to be answered alike.
 
 
 def available():
@@ -40,58 +38,6 @@ def _engine(pool=None, model=None, **more):
 def _in(daemon, blocks=300):
     # A pool grows behind demand: this is what an engine has from the start.
     return {"socket": daemon.socket, "guaranteed_blocks": blocks}
-
-
-# ---- The same tokens
-
-
-def alike_cells():
-    ways = ("pool", "another process' prefix", "after its kill -9")
-    return [{"way": way} for way in ways] + [{"way": way, "manager": "hybrid"} for way in ways]
-
-
-def _texts(here):
-    """Prompts of 100 to 600 tokens from all the books."""
-    dice = random.Random(1)
-    books = sorted(here.texts.items())
-    return [texts.middle(books[i % len(books)][1], here.tokenize, dice.randint(100, 600), dice.uniform(0.1, 0.8)) for i in range(ALIKE)]
-
-
-def alike(here, cell):
-    """Greedy answers of a pool's engine against those of vLLM's own cache, in float32."""
-    hybrid = "manager" in cell
-    daemon = here.once(("alike daemon", hybrid), lambda: lab.Daemon("4GiB"))
-    asked = here.once(("alike prompts",), lambda: _texts(here))
-    blocks = 4000 if hybrid else 800  # A block of the hybrid manager's holds three of 18 layers.
-
-    def start(pool=None):
-        return _engine(pool, dtype="float32", max_model_len=1024, max_num_seqs=16, disable_hybrid_kv_cache_manager=not hybrid)
-
-    own = here.once(("alike own", hybrid), lambda: _answers(start(), asked))
-    first = here.once(("alike first", hybrid), lambda: start(_in(daemon, blocks)))
-    second = here.once(("alike second", hybrid), lambda: start(_in(daemon, blocks)))
-    if cell["way"] == "pool":
-        said = first.generate(asked, tokens=32)
-        first.ask("flush")
-    elif cell["way"] == "another process' prefix":
-        said = second.generate(asked, tokens=32)
-    else:
-        # New prompts of the first, which is killed then.
-        asked = [prompt[20:] for prompt in asked]
-        own = here.once(("alike own", hybrid, "later"), lambda: _answers(start(), asked))
-        first.generate(asked, tokens=32)
-        first.ask("flush")
-        first.kill()
-        said = second.generate(asked, tokens=32)
-        second.kill()
-    return {"prompts": len(asked), "equal": sum(a == b for a, b in zip(said["tokens"], own)),
-            "tokens": sum(len(prompt) for prompt in asked), "cached": sum(said["cached"])}
-
-
-def _answers(engine, asked):
-    said = engine.generate(asked, tokens=32)["tokens"]
-    engine.kill()
-    return said
 
 
 # ---- Time to first token

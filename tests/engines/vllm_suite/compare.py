@@ -26,9 +26,12 @@ def read_list(path):
 
 def main():
     with open(sys.argv[1]) as file:
-        results = {test: (outcome, why) for outcome, test, why in map(json.loads, file)}
-    counts = collections.Counter(outcome for outcome, _ in results.values())
-    print(f"{len(results)} tests: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common()))
+        lines = [json.loads(line) for line in file]
+    results = {test: (outcome, why) for outcome, test, why, _ in lines}
+    makers = [line for line in lines if line[3]]
+    for what, some in (("tests", lines), ("that make a KV cache manager or a scheduler", makers)):
+        counts = collections.Counter(outcome for outcome, *_ in some)
+        print(f"{len(some)} {what}: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common()))
     if len(sys.argv) < 3 or not sys.argv[2]:
         return 0
     listed = read_list(sys.argv[2])

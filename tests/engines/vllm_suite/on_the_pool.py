@@ -1,7 +1,7 @@
 """A plugin of pytest that runs vLLM's own tests with kvpool's block pool, manager and scheduler in place of vLLM's.
 
 vllm_suite.sh runs it as `pytest -p on_the_pool`. With KVPOOL_SUITE=stock vLLM is as it was. KVPOOL_SUITE_RESULTS names a file that gets
-one line a test: outcome, test, why.
+one line a test: outcome, test, why, whether it makes a KV cache manager or a scheduler (false for stock).
 
 A pool of a test has as many blocks as the test says, and is empty at its start: each test has spaces of its own. Steps of a scheduler
 are done when its output is given back to it; a manager without a scheduler has a step behind each call that plans one.
@@ -186,6 +186,7 @@ def _put_in_place():
 
     class Manager(stock_manager):
         def __init__(self, kv_cache_config, *rest, **more):
+            _makes_one.add(_running[-1])
             with _refusals():
                 groups.refuse_others(planned(kv_cache_config), "kvpool_vllm.Scheduler")
             space = space_of(kv_cache_config.kv_cache_groups, kv_cache_config.num_blocks, more.get("use_eagle", False),
@@ -224,9 +225,32 @@ def _put_in_place():
                 keys.take_root(sha256)
             return done
 
+    answer_at_once = ours.answer_at_once
+
+    def checked(manager):
+        """What is answered at once is what vLLM answers."""
+        usual, asked = manager.allocate_slots, []
+
+        def watched(*arguments, **more):
+            asked.append(arguments)
+            return usual(*arguments, **more)
+
+        manager.allocate_slots = watched
+        answer_at_once(manager)
+        quick = manager.allocate_slots
+
+        def allocate_slots(*arguments, **more):
+            asked.clear()
+            blocks = quick(*arguments, **more)
+            assert asked or usual(*arguments, **more) is blocks
+            return blocks
+
+        manager.allocate_slots = allocate_slots
+
     def in_place(kind):
         class Placed(kind):
             def __init__(self, vllm_config, kv_cache_config, **more):
+                _makes_one.add(_running[-1])
                 with _refusals():
                     space._refuse_what_is_not_supported(vllm_config, [planned(kv_cache_config)])
                 kv_cache_config.kvpool = space_of(kv_cache_config.kv_cache_groups, kv_cache_config.num_blocks,
@@ -244,7 +268,7 @@ def _put_in_place():
         return Placed
 
     space.CONNECTORS.append("MockKVConnector")
-    ours.KvPoolBlockPool = Counted
+    ours.KvPoolBlockPool, ours.answer_at_once = Counted, checked
     scheduler.Scheduler = in_place(ours.PooledScheduler)
     async_scheduler.AsyncScheduler = in_place(ours.PooledAsyncScheduler)
     kv_cache_manager.KVCacheManager = Manager
@@ -254,6 +278,7 @@ def _put_in_place():
 # ---- pytest
 
 _lines = {}
+_running, _makes_one = [], set()  # Tests, by node id.
 
 
 def pytest_configure(config):
@@ -277,6 +302,10 @@ def _why(excinfo):
         return ""
     said = re.sub(r"\s+", " ", str(excinfo.value)).strip()
     return f"{type(excinfo.value).__name__}: {said}"[:200]
+
+
+def pytest_runtest_setup(item):
+    _running.append(item.nodeid)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -303,4 +332,4 @@ def pytest_sessionfinish(session):
     _end_daemon()
     with open(os.environ["KVPOOL_SUITE_RESULTS"], "w") as file:
         for test, (outcome, why) in _lines.items():
-            print(json.dumps([outcome, test.split("tests/v1/core/", 1)[-1], why]), file=file)
+            print(json.dumps([outcome, test.split("tests/v1/core/", 1)[-1], why, test in _makes_one]), file=file)

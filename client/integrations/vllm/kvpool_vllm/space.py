@@ -184,10 +184,12 @@ class Terms:
     facts: dict[str, str]
     socket: str
     ranks: int  # Workers. Each has its own heads of every block, in memory of its own; the plan is of one rank's part.
+    on_host: bool = False  # Workers compute in host memory, of which a daemon may have some beside its GPUs.
 
     def session(self, **more: Any) -> kvpool.Session:
         return kvpool.Session(groups.layout_of(self.groups, self.block_bytes), self.digest, facts=self.facts, socket=self.socket,
-                              ranks=self.ranks, client_name="vllm", warmup=True, **more)
+                              ranks=self.ranks, device_uuids=["host"] * self.ranks if self.on_host else [], client_name="vllm", warmup=True,
+                              **more)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -341,7 +343,9 @@ def attach(vllm_config: VllmConfig, configs: Sequence[KVCacheConfig], executor: 
     guaranteed = options.guaranteed_blocks
     if guaranteed < 0:
         guaranteed = _needed_by_one_request(vllm_config, config)
-    terms = Terms(of_model, config.kv_cache_tensors[0].block_stride, digest_of(options, known), known, options.socket, len(configs))
+    from vllm.platforms import current_platform
+    terms = Terms(of_model, config.kv_cache_tensors[0].block_stride, digest_of(options, known), known, options.socket, len(configs),
+                  on_host=current_platform.is_cpu())
     space = Space(None, options, terms, Memory(config.num_blocks, tuple(config.kv_cache_tensors), None),
                   gives_back=_gives_back(vllm_config, of_model))
     space.executor = executor

@@ -82,7 +82,7 @@ class Transfer:
         return kvpool.Session(
             self._layout, self.digest, give_back="any_time", facts=self.facts, socket=options.socket, tenant=options.tenant, client_name="vllm connector",
             guaranteed_blocks=max(0, options.guaranteed_blocks), max_space_bytes=options.max_space_bytes,
-            magazine_blocks=self._magazine, open_timeout=timeout)
+            magazine_blocks=self._magazine, device_uuids=["host"], open_timeout=timeout)
 
     def _use(self, session: kvpool.Session) -> None:
         everything = session.data(blocks=session.max_blocks)
