@@ -1,13 +1,18 @@
 """Pools of SGLang's host memory, on the CPU, of its own classes, and storage of kvpool for them."""
 
+import contextlib
+import threading
+import types
+
 import torch
-import torchvision_names  # noqa: F401
+from sglang.srt.managers.cache_controller import HiCacheController
 from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MambaStateBufferInfo, MHABufferInfo
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 from sglang.srt.mem_cache.pool_host.base import host_memory_budget_scope
 from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.storage import StorageBackendFactory
+from sglang.srt.runtime_context import get_parallel
 
 PAGE = 4  # Tokens.
 PAGES = 24
@@ -68,3 +73,17 @@ def storage(daemon, pool, others=None, **options):
     for name, other in {"kv": pool, **(others or {})}.items():
         backend.register_mem_host_pool_v2(other, name)
     return backend
+
+
+@contextlib.contextmanager
+def controller(daemon, pool, interface_v1):
+    """SGLang's, of one rank, whose device has no K and V."""
+    device = types.SimpleNamespace(device="cpu", layer_num=pool.layer_num, register_layer_transfer_counter=lambda counter: None)
+    allocator = types.SimpleNamespace(get_kvcache=lambda: device)
+    with get_parallel().override(tp_rank=0, pp_rank=0, attn_dcp_rank=0):
+        made = HiCacheController(allocator, pool, PAGE, None, threading.Event(), storage_backend="dynamic", prefetch_threshold=PAGE, model_name="m",
+                                 storage_backend_extra_config=config(daemon, interface_v1=interface_v1).extra_config)
+    try:
+        yield made
+    finally:
+        made.detach_storage_backend()

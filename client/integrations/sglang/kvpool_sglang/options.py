@@ -23,7 +23,7 @@ class Options:
     max_space_bytes: int = 0  # 0: all that the device has.
     open_timeout: float = 30.0
     match_timeout: float = 1.0  # A daemon that takes longer to answer is none: pages are computed.
-    lease_timeout: float = 0.05  # How long a backup may wait for blocks when the pool is short.
+    lease_timeout: float = 1.0  # How long a backup may wait for blocks when the pool is short: it has a thread of its own.
     wait_ms: int = 0  # How long a query waits for what is in a tier below the pool.
     hold_seconds: float = 30.0  # How long pages that a query has found are kept for the reads behind it.
 

@@ -93,13 +93,9 @@ class _Pool:
 
         def open_session(timeout: float) -> kvpool.Session:
             # It copies from blocks that it holds and to blocks that it has leased: all else may go at any time.
-            session = kvpool.Session(layout, digest_of(options, facts), facts=facts, socket=options.socket, tenant=options.tenant,
-                                     client_name=f"sglang {name}", give_back="any_time", guaranteed_blocks=options.guaranteed_blocks,
-                                     max_space_bytes=options.max_space_bytes, magazine_blocks=0, open_timeout=timeout)
-            if session.device_uuid:
-                session.close(timeout=timeout)
-                raise ValueError("KvPoolStorage copies in host memory; this kvpoold's blocks are on a GPU: --device=host has them there")
-            return session
+            return kvpool.Session(layout, digest_of(options, facts), facts=facts, socket=options.socket, tenant=options.tenant,
+                                  client_name=f"sglang {name}", give_back="any_time", guaranteed_blocks=options.guaranteed_blocks,
+                                  max_space_bytes=options.max_space_bytes, magazine_blocks=0, device_uuids=["host"], open_timeout=timeout)
 
         self.store = PageStore(open_session, self.page_bytes, options)
 
