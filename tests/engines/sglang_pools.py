@@ -16,6 +16,8 @@ from sglang.srt.runtime_context import get_parallel
 
 PAGE = 4  # Tokens.
 PAGES = 24
+# On a machine that is busy with other tests a daemon may take long to answer, and pages have to be found all the same.
+PATIENT = {"match_timeout": 60, "open_timeout": 120}
 
 
 def fill(pool, seed):
@@ -60,7 +62,7 @@ def states():
 
 def config(daemon, *, interface_v1=1, name="kvpool_sglang", metrics=False, mla=False, rank=0, ranks=1, **options):
     extra = {"backend_name": "kvpool", "module_path": name, "class_name": "KvPoolStorage", "interface_v1": interface_v1,
-             "kvpool": {"socket": getattr(daemon, "socket", daemon), **options}}
+             "kvpool": {"socket": getattr(daemon, "socket", daemon), **PATIENT, **options}}
     return HiCacheStorageConfig(tp_rank=rank, tp_size=ranks, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1, is_mla_model=mla,
                                 enable_storage_metrics=metrics, is_page_first_layout=True, model_name="m", extra_config=extra)
 

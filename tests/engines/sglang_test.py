@@ -328,7 +328,7 @@ def test_a_full_pool(daemon, opened):
 def test_a_daemon_that_goes_between_exists_and_get(daemon, opened, end):
     kv = fill(attention("page_first"), 1)
     pages = [page(kv, i) for i in range(6)]
-    backend = opened(kv, match_timeout=0.2)
+    backend = opened(kv, match_timeout=2)
     assert put(backend, kv, range(6)) == [True] * 6
     assert backend.batch_exists(keys(4)) == 4
     fill(kv, 2)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import kvpool
 import numpy as np
+import sglang
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, PoolName, PoolTransferResult
 
@@ -41,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 _Answer = TypeVar("_Answer")
 _KV = str(PoolName.KV)
+_VERSION = "0.5.23"
 
 
 def _else(nothing: Callable[..., Any]) -> Callable[[Callable[..., _Answer]], Callable[..., _Answer]]:
@@ -117,6 +119,8 @@ class KvPoolStorage(HiCacheStorage):
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: Any = None) -> None:
         given = storage_config.extra_config or {}
         self.config, self.options = storage_config, Options.checked(given.get("kvpool", {}))
+        if sglang.__version__ != _VERSION:
+            logger.warning("kvpool_sglang was run with SGLang %s; this is %s", _VERSION, sglang.__version__)
         _refuse_keys_that_others_have()
         # SGLang asks for K and V by one method whichever way it then reads and writes them.
         self._kind = b"pieces" if given.get("interface_v1", 0) else b"flat"

@@ -191,14 +191,17 @@ class PageStore:
     def _start_timer(self, attached: _Attached) -> None:
         """REQUIRES: the lock."""
         if attached.held and self._timer is None and not self._closed:
-            self._timer = threading.Timer(self._options.hold_seconds, self._expire, [attached])
+            until = next(iter(attached.held.values()))[1]
+            self._timer = threading.Timer(max(0, until - time.monotonic()), self._expire)
             self._timer.daemon = True
             self._timer.start()
 
-    def _expire(self, attached: _Attached) -> None:
+    def _expire(self) -> None:
         overdue: list[int] = []
         with self._lock:
             self._timer = None
+            if (attached := self._attached) is None:
+                return  # What it held went with the session.
             while attached.held and next(iter(attached.held.values()))[1] <= time.monotonic():
                 overdue.append(attached.held.popitem(last=False)[1][0])
             self._start_timer(attached)
