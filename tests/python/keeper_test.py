@@ -13,7 +13,7 @@ import kvpool
 from conftest import layout
 from daemon import KeptDaemon
 
-PACKAGE = pathlib.Path(__file__).parents[2] / "client/integrations/vllm"
+PACKAGES = [pathlib.Path(__file__).parents[2] / "client/integrations" / name for name in ("vllm", "shared")]
 KILLS = 5
 BLOCK = 16  # Tokens.
 
@@ -112,7 +112,8 @@ def pool_class(monkeypatch):
              "vllm.v1.core.block_pool": {"BlockPool": BlockPool},
              "vllm.v1.core.kv_cache_utils": {"make_block_hash_with_group_id": lambda key, group: (key, group),
                                              "resolve_block_hashes": lambda hashes, *_: hashes}}
-    monkeypatch.syspath_prepend(str(PACKAGE))
+    for package in PACKAGES:
+        monkeypatch.syspath_prepend(str(package))
     for name, attributes in parts.items():
         module = types.ModuleType(name)
         module.__path__ = []

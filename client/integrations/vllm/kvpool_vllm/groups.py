@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 import kvpool
 
+from kvpool_engines.copies import CHECK_BYTES
+
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 
 MOST = 16  # Groups that a layout may have.
 _MOST_TOKENS = 4096  # A block in a layout.
-CHECK_BYTES = 64  # They follow the pages of a copied block: a sum over it, and its key.
 
 
 @dataclasses.dataclass(frozen=True)

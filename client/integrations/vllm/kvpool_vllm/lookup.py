@@ -23,9 +23,10 @@ import kvpool
 from vllm.logger import init_logger
 from vllm.utils.hashing import get_hash_fn_by_name
 
+from kvpool_engines.sessions import leave
 from kvpool_vllm import keys
 from kvpool_vllm.messages import Invitation, Load, Plan, Report, Save
-from kvpool_vllm.space import Options, leave, terms_of_copies
+from kvpool_vllm.space import Options, terms_of_copies
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -306,4 +307,4 @@ class Lookup:
             keys.make_anew(request)
 
     def close(self) -> None:
-        leave(self.session)
+        leave(self.session, logger)

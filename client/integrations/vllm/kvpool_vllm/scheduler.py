@@ -13,10 +13,9 @@ from vllm.v1.core.sched import async_scheduler, scheduler
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.request import RequestStatus
 
+from kvpool_engines.sessions import Opener, leave
 from kvpool_vllm import core, keys, patches
 from kvpool_vllm.block_pool import KvPoolBlockPool
-from kvpool_vllm.reopen import Opener
-from kvpool_vllm.space import leave
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -231,7 +230,7 @@ class _Pooled(scheduler.Scheduler):
 
     def shutdown(self) -> None:
         super().shutdown()
-        leave(self.pool.session)
+        leave(self.pool.session, logger)
 
 
 class PooledScheduler(_Pooled):

@@ -13,6 +13,8 @@ import kvpool
 import torch
 from vllm.logger import init_logger
 
+from kvpool_engines.sessions import leave
+from kvpool_engines.weights import fingerprint_of
 from kvpool_vllm import facts, groups, keys
 
 if TYPE_CHECKING:
@@ -169,7 +171,7 @@ def attention_of(vllm_config: VllmConfig, spec: Any) -> tuple[str, tuple[Any, ..
 
 def digest_of(options: Options, known: Mapping[str, str]) -> bytes:
     """The fingerprint's: of the space's name, or of the facts."""
-    return hashlib.sha256(b"vllm " + options.space.encode()).digest() if options.space else facts.fingerprint_of(known)
+    return hashlib.sha256(b"vllm " + options.space.encode()).digest() if options.space else fingerprint_of(known)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,15 +213,6 @@ class Memory:
 
 
 _OPEN_AGAIN_S = 1.0
-
-
-def leave(session: kvpool.Session | None) -> None:
-    """A daemon that does not answer sees that it is hung up on."""
-    if session is not None:
-        try:
-            session.close(timeout=1.0)
-        except kvpool.KvpoolError as error:
-            logger.warning("left a session without a word of kvpoold's: %s", error)
 
 
 class Space:
@@ -264,7 +257,7 @@ class Space:
         before, self.session = self.session, session
         memory = self.own if session is None else _memory_of(session, self.own)
         why = next(filter(None, self.executor.collective_rpc("kvpool_move", args=(memory,))), "")
-        leave(before)
+        leave(before, logger)
         return why
 
     def enter(self, memory: Memory, rank: int) -> None:
@@ -272,7 +265,7 @@ class Space:
         if self.executor is not None:
             return
         before, self.session = self.session, None
-        leave(before)
+        leave(before, logger)
         self._invitation = memory.invitation
         if memory.invitation is not None:
             self.session = self._join(memory.invitation, rank)

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from vllm.logger import init_logger
 
+from kvpool_engines.copies import BLOCK, Patience, lease
+from kvpool_engines.sessions import PAUSE_S, Opener, leave
 from kvpool_vllm import keys
 from kvpool_vllm.messages import Invitation, Plan, Report
-from kvpool_vllm.reopen import PAUSE_S, Opener
-from kvpool_vllm.space import Options, leave, terms_of_copies
+from kvpool_vllm.space import Options, terms_of_copies
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -26,9 +27,7 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.kvpool")
 
-_BLOCK = 0xffffffff
 _WORD = 8
-_RETRY_S = 0.5  # How long nobody waits after a wait in vain.
 
 
 class Transfer:
@@ -55,8 +54,8 @@ class Transfer:
         self.counts = dict.fromkeys(("loaded_blocks", "failed_blocks", "saved_blocks", "known_blocks", "skipped_blocks"), 0)
         # For each save of the step under way: the question how much of it kvpoold has already.
         self._questions: list[kvpool.PendingMatch | None] = []
-        self._retry_at = 0.0
-        self._opener = Opener(lambda: self._open(PAUSE_S))
+        self._patience = Patience(options.lease_timeout)
+        self._opener = Opener(lambda: self._open(PAUSE_S), logger)
         self._magazine = min(256, max(16, -(-vllm_config.scheduler_config.max_num_batched_tokens // self.spec.block_size)))
         try:
             self._use(self._open(options.open_timeout))
@@ -102,7 +101,7 @@ class Transfer:
         except Exception as error:  # Its blocks may be in other memory now.
             logger.error("the kvpoold that is there again is of no use: %s", error)
             self._opener.failed()
-            leave(opened)
+            leave(opened, logger)
 
     def take_tensors(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Views vLLM's KV cache as [block, layer, words of a page]."""
@@ -137,7 +136,7 @@ class Transfer:
                 self.failed.update(load.blocks)
                 continue
             for block, ref, key in zip(load.blocks, load.refs, load.keys):
-                pages, check = self._of_pool(ref & _BLOCK)
+                pages, check = self._of_pool(ref & BLOCK)
                 mine = self.pages[block]
                 mine.copy_(pages)
                 expected = self._check_bytes(mine, key)
@@ -198,7 +197,7 @@ class Transfer:
             with question.wait(timeout=max(0, deadline - time.monotonic())) as hit:
                 return len(hit.blocks)
         except kvpool.DeadlineExceededError:
-            self._waited_in_vain(patience)
+            self._patience.was_in_vain(patience)
             return 0
         except kvpool.KvpoolError as error:
             self._detach(error)
@@ -211,7 +210,7 @@ class Transfer:
         if plan.failures != self.failures or plan.session != self.number:
             self.counts["skipped_blocks"] += sum(len(save.blocks) for save in plan.saves)
             return
-        runs, patience = [], self._patience()
+        runs, patience = [], self._patience.left()
         deadline = time.monotonic() + patience
         for save, question in zip(plan.saves, questions):
             if save.adapter is not None and keys.adapter_digest(save.adapter[0]) != save.adapter[1]:
@@ -230,14 +229,14 @@ class Transfer:
 
     def _copy_out(self, runs: list[tuple[list[int], list[bytes], bytes | None]]) -> None:
         wanted = sum(len(blocks) for blocks, _, _ in runs)
-        leased = self._lease(wanted)
+        leased = lease(self.session, wanted, self._patience)
         self.counts["skipped_blocks"] += wanted - len(leased)
         step = self.session.begin_step()
         seals = []
         for blocks, names, parent in runs:
             refs, leased = leased[:len(blocks)], leased[len(blocks):]
             for block, ref, key in zip(blocks, refs, names):
-                pages, check = self._of_pool(ref & _BLOCK)
+                pages, check = self._of_pool(ref & BLOCK)
                 pages.copy_(self.pages[block])
                 word = self._check_bytes(pages, key)
                 check[:len(word)] = np.frombuffer(word, np.uint8)
@@ -252,27 +251,10 @@ class Transfer:
                 self.counts["skipped_blocks"] += len(refs)  # Too much is on its way.
             self.session.release(refs)
 
-    def _patience(self) -> float:
-        return self.options.lease_timeout if time.monotonic() >= self._retry_at else 0
-
-    def _waited_in_vain(self, patience: float) -> None:
-        if patience > 0:
-            self._retry_at = time.monotonic() + _RETRY_S
-
-    def _lease(self, wanted: int) -> list[int]:
-        """Refs of as many blocks as there are, at most `wanted`."""
-        for count, timeout in ((wanted, self._patience()), (min(wanted, self.session.free_blocks), 0)):
-            try:
-                if count > 0:
-                    return self.session.lease(count, timeout=timeout).detach()
-            except (kvpool.ResourceExhaustedError, kvpool.DeadlineExceededError):
-                self._waited_in_vain(timeout)
-        return []
-
     def close(self) -> None:
         if self.session is not None:
             self.pool = self.words = None
-            leave(self.session)
+            leave(self.session, logger)
             self.session = None
 
 

@@ -1,16 +1,14 @@
-"""Finds a kvpoold again, beside the engine's work."""
+"""Finds a kvpoold again, beside the engine's work, and leaves one."""
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
 
 import kvpool
-from vllm.logger import init_logger
-
-logger = init_logger("vllm.kvpool")
 
 PAUSE_S = 1.0  # Between two attempts; an attempt takes as long at most.
 _LONGEST_PAUSE_S = 60.0  # Between two sessions of no use.
@@ -19,8 +17,8 @@ _LONGEST_PAUSE_S = 60.0  # Between two sessions of no use.
 class Opener:
     """Opens a session when it is asked again and again. One that refuses this engine is not asked any more."""
 
-    def __init__(self, open_session: Callable[[], kvpool.Session]) -> None:
-        self._open = open_session
+    def __init__(self, open_session: Callable[[], kvpool.Session], logger: logging.Logger) -> None:
+        self._open, self._logger = open_session, logger
         self._thread: threading.Thread | None = None
         self._opened: queue.SimpleQueue[kvpool.Session | Exception] = queue.SimpleQueue()
         self._next = 0.0
@@ -40,7 +38,7 @@ class Opener:
         self._thread = None
         if isinstance(opened, kvpool.FailedPreconditionError):
             self._next = float("inf")
-            logger.error("kvpoold does not take this engine again: %s", opened)
+            self._logger.error("kvpoold does not take this engine again: %s", opened)
         elif isinstance(opened, Exception):
             self._pause_s = PAUSE_S  # The next daemon may be another.
             self._next = time.monotonic() + self._pause_s
@@ -58,3 +56,12 @@ class Opener:
             self._opened.put(self._open())
         except Exception as error:
             self._opened.put(error)
+
+
+def leave(session: kvpool.Session | None, logger: logging.Logger) -> None:
+    """A daemon that does not answer sees that it is hung up on."""
+    if session is not None:
+        try:
+            session.close(timeout=1.0)
+        except kvpool.KvpoolError as error:
+            logger.warning("left a session without a word of kvpoold's: %s", error)
