@@ -37,6 +37,10 @@ class Holdings {
   void Add(uint64_t session, uint64_t space, uint64_t ref) {
     if (ref != 0 && !ignored_.contains(session)) ++holds_[session][{space, Index(BlockRef::Unpack(ref).id)}];
   }
+  bool Has(uint64_t session, uint64_t space, uint64_t ref) const {
+    const auto held = holds_.find(session);
+    return held != holds_.end() && held->second.contains({space, Index(BlockRef::Unpack(ref).id)});
+  }
   // One hold fewer; false: there was none.
   bool Drop(uint64_t session, uint64_t space, uint64_t ref) {
     auto& blocks = holds_[session];

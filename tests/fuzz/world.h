@@ -126,8 +126,9 @@ class World {
   std::map<uint64_t, SessionFacts> sessions_;
   Holdings holdings_;
   uint64_t batches_ = 0;  // So many were sent.
-  // (session, ref): released by a completion, and given by a result of the same response.
-  std::set<std::pair<uint64_t, uint64_t>> released_ahead_;
+  // By (session, ref): holds that completions have taken (below 0) and given, of what a result of the same response leases. Sessions
+  // may name blocks before they have them.
+  std::map<std::pair<uint64_t, uint64_t>, int> ahead_;
   std::vector<uint64_t> refs_;  // Some that answers named.
   uint64_t next_process_ = 100;
   v1::Layout layout_;              // Those who share a space have it.

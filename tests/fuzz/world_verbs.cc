@@ -357,7 +357,10 @@ void World::Heard(Process* process, const v1::StepResponse& response) {
   }
   for (int i = 0; i < response.results_size(); ++i)
     Answered(process, response.sequence(), i, response.results(i));
-  released_ahead_.clear();
+  for (const auto& [named, holds] : ahead_) {
+    for (int i = 0; i < holds; ++i) holdings_.Add(named.first, process->space, named.second);
+  }
+  ahead_.clear();
 }
 
 void World::Gave(uint64_t session, uint64_t space, uint64_t ref, bool leased) {
@@ -366,7 +369,11 @@ void World::Gave(uint64_t session, uint64_t space, uint64_t ref, bool leased) {
   } else {
     holdings_.Add(session, space, ref);
   }
-  if (released_ahead_.erase({session, ref}) > 0) holdings_.Drop(session, space, ref);
+  const auto ahead = ahead_.find({session, ref});
+  if (ahead == ahead_.end()) return;
+  for (int i = 0; i < ahead->second; ++i) holdings_.Add(session, space, ref);
+  for (int i = 0; i > ahead->second; --i) holdings_.Drop(session, space, ref);
+  ahead_.erase(ahead);
 }
 
 void World::Answered(Process* process, uint64_t sequence, uint32_t index, const v1::OperationResult& result) {
@@ -400,13 +407,19 @@ void World::Answered(Process* process, uint64_t sequence, uint32_t index, const 
   for (size_t i = 0; i < dropped.size(); ++i) {
     const uint64_t ref = operation.release().blocks(static_cast<int>(i));
     if (dropped[i] || holdings_.Drop(session, space, ref) || refused_release[i]) continue;
-    released_ahead_.insert({session, ref});
+    --ahead_[{session, ref}];
   }
   if (result.has_ref()) {
     std::vector<bool> refused(operation.ref().blocks_size());
     for (const v1::Refusal& refusal : result.ref().refused()) refused[refusal.index()] = true;
     for (int i = 0; i < operation.ref().blocks_size(); ++i) {
-      if (!refused[i]) holdings_.Add(session, space, operation.ref().blocks(i));
+      const uint64_t ref = operation.ref().blocks(i);
+      if (refused[i]) continue;
+      if (holdings_.Has(session, space, ref)) {
+        holdings_.Add(session, space, ref);
+      } else {
+        ++ahead_[{session, ref}];
+      }
     }
   }
   if (result.has_prune()) {

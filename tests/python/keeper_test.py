@@ -111,7 +111,7 @@ def pool_class(monkeypatch):
     parts = {"vllm": {}, "vllm.logger": {"init_logger": lambda name: logs}, "vllm.v1": {}, "vllm.v1.core": {},
              "vllm.v1.core.block_pool": {"BlockPool": BlockPool},
              "vllm.v1.core.kv_cache_utils": {"make_block_hash_with_group_id": lambda key, group: (key, group),
-                                             "resolve_block_hashes": lambda hashes, *_: hashes}}
+                                             "resolve_block_hashes": lambda hashes, *_: hashes, "BlockHash": bytes}}
     for package in PACKAGES:
         monkeypatch.syspath_prepend(str(package))
     for name, attributes in parts.items():
