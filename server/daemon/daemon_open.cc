@@ -360,7 +360,7 @@ absl::Status Daemon::OpenSession(const v1::OpenSession& request, v1::OpenSession
   ASSIGN_OR_RETURN(const std::shared_ptr<Space> space, OpenSpace(request, tenant));
   const Opening opening(registry_.get(), space,
                         [this](const std::shared_ptr<Space>& closed) { Retire(closed); });
-  RETURN_IF_ERROR(CheckSameSpace(space->facts, request));
+  RETURN_IF_ERROR(CheckSameSpace(space->facts, devices_, request));
   // They bound what is made for this opening already.
   RuleTerms terms_of_rule(space.get(), *rule);
   SessionTerms terms{

@@ -1,4 +1,6 @@
 // Spaces of an earlier daemon, made again from what its keeper has.
+#include <fcntl.h>
+
 #include <algorithm>
 #include <chrono>
 #include <map>
@@ -93,7 +95,12 @@ absl::Status Daemon::Recover() {
 
 absl::Status Daemon::RecoverSpace(std::unique_ptr<SpaceTable> table, Remains remains,
                                   uint64_t* last_session) {
-  const v1::OpenSession& opening = table->opening();
+  v1::OpenSession opening = table->opening();
+  // Daemons before this one wrote down what an engine had named. Where that is nothing, sealed memory is the host's.
+  if (opening.device_uuids().empty() && !remains.slabs.empty() &&
+      fcntl(remains.slabs.begin()->second.second.fd.get(), F_GET_SEALS) >= 0) {
+    for (uint32_t rank = 0; rank < std::max(1u, opening.ranks()); ++rank) opening.add_device_uuids("host");
+  }
   const std::string scope = table->tenant_scope();
   const TenantScope tenant{.name = scope.substr(0, scope.find('@')), .scope = scope};
   ASSIGN_OR_RETURN(SpaceFacts facts, DescribeSpace(options_, devices_, opening, tenant, table->space()));

@@ -57,7 +57,9 @@ absl::StatusOr<std::vector<size_t>> PickDevices(const std::vector<std::unique_pt
           devices, ", ", [](std::string* out, const auto& device) { out->append(device->id()); });
       return absl::NotFoundError(absl::StrCat("device_uuids names \"", uuid, "\"; the daemon has ", ids));
     }
-    picked.push_back(named[std::count(picked.begin(), picked.end(), named[0]) % named.size()]);
+    const auto before = std::count_if(picked.begin(), picked.end(),
+                                      [&](size_t index) { return devices[index]->id() == uuid; });
+    picked.push_back(named[before % named.size()]);
   }
   return picked;
 }
@@ -212,7 +214,8 @@ absl::Status CheckSameModel(const SpaceFacts& facts, const v1::Layout& layout,
                                                     " (there -> here): ", report));
 }
 
-absl::Status CheckSameSpace(const SpaceFacts& facts, const v1::OpenSession& request) {
+absl::Status CheckSameSpace(const SpaceFacts& facts, const std::vector<std::unique_ptr<Device>>& devices,
+                            const v1::OpenSession& request) {
   RETURN_IF_ERROR(CheckSameModel(facts, request.layout(), request.fingerprint()));
   const size_t ranks = RanksOf(request);
   if (ranks != facts.devices.size()) {
@@ -225,6 +228,14 @@ absl::Status CheckSameSpace(const SpaceFacts& facts, const v1::OpenSession& requ
     if (request.device_uuids(rank) == facts.devices[rank]->id()) continue;
     return Differs(facts, absl::StrCat("device_uuids[", rank, "]"), facts.devices[rank]->id(),
                    request.device_uuids(rank));
+  }
+  if (!request.device_uuids().empty()) return absl::OkStatus();
+  // Who names none takes any GPU for another, but not host memory for a GPU's.
+  ASSIGN_OR_RETURN(const std::vector<size_t> picked, PickDevices(devices, request));
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    const Device& here = *devices[picked[rank]];
+    if (here.uuid_bytes().empty() == facts.devices[rank]->uuid_bytes().empty()) continue;
+    return Differs(facts, absl::StrCat("the device of rank ", rank), facts.devices[rank]->id(), here.id());
   }
   return absl::OkStatus();
 }

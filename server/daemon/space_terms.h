@@ -49,7 +49,8 @@ PoolOptions PoolOptionsOf(const DaemonOptions& options, const SpaceFacts& facts)
 // FAILED_PRECONDITION: they differ; it names both sides.
 absl::Status CheckSameModel(const SpaceFacts& facts, const v1::Layout& layout,
                             const v1::Fingerprint& fingerprint);
-absl::Status CheckSameSpace(const SpaceFacts& facts, const v1::OpenSession& request);
+absl::Status CheckSameSpace(const SpaceFacts& facts, const std::vector<std::unique_ptr<Device>>& devices,
+                            const v1::OpenSession& request);
 
 // The facts that differ, as in `weights "a" there, "b" here; …`; empty: none does.
 std::string DescribeFactDifferences(const v1::Fingerprint& there, const v1::Fingerprint& here);

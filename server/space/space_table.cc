@@ -76,6 +76,9 @@ absl::StatusOr<std::unique_ptr<SpaceTable>> SpaceTable::Make(const SpaceFacts& f
   }
   v1::OpenSession kept = opening;
   kept.clear_attach_token();
+  // Where it lies, whatever devices the next daemon has beside them.
+  kept.clear_device_uuids();
+  for (const Device* const device : facts.devices) kept.add_device_uuids(device->id());
   const std::string bytes = kept.SerializeAsString();
   KVPOOL_CHECK(facts.hash_seed.size() == kSeedBytes, "a hash seed of %zu bytes", facts.hash_seed.size());
   Header header{};

@@ -72,6 +72,9 @@ class Block:
     def __init__(self):
         self.block_id, self.ref_cnt, self.is_null, self.block_hash = 0, 0, True, None
 
+    def set_block_hash(self, key, num_tokens):
+        self.block_hash = key
+
     def reset_hash(self):
         self.block_hash = None
 
@@ -80,8 +83,15 @@ class Index(dict):
     def get_one_block(self, key):
         return self.get(key)
 
+    def insert(self, key, block):
+        self[key] = block
+
     def contain(self, key, block_id):
         return key in self and self[key].block_id == block_id
+
+
+def with_group(key, group):
+    return key + group.to_bytes(4, "big")
 
 
 class BlockPool:
@@ -101,7 +111,7 @@ class BlockPool:
 
     def cache_full_blocks(self, request, blocks, cached, full, size, group, mask=None):
         for i in range(cached, full):
-            self._insert_block_hash((request.block_hashes[i], group), blocks[i], None)
+            self._insert_block_hash(with_group(request.block_hashes[i], group), blocks[i], None)
 
 
 @pytest.fixture
@@ -110,7 +120,7 @@ def pool_class(monkeypatch):
     logs = types.SimpleNamespace(info=lambda *_: None, warning=lambda *_: None, error=lambda *_: None)
     parts = {"vllm": {}, "vllm.logger": {"init_logger": lambda name: logs}, "vllm.v1": {}, "vllm.v1.core": {},
              "vllm.v1.core.block_pool": {"BlockPool": BlockPool},
-             "vllm.v1.core.kv_cache_utils": {"make_block_hash_with_group_id": lambda key, group: (key, group),
+             "vllm.v1.core.kv_cache_utils": {"make_block_hash_with_group_id": with_group,
                                              "resolve_block_hashes": lambda hashes, *_: hashes, "BlockHash": bytes}}
     for package in PACKAGES:
         monkeypatch.syspath_prepend(str(package))
@@ -151,13 +161,13 @@ class Engine:
         self.pool.settle(request)
         found = []
         for key in hashes:
-            block = self.pool.cached_block_hash_to_block.get_one_block((key, 0))
+            block = self.pool.cached_block_hash_to_block.get_one_block(with_group(key, 0))
             if block is None:
                 break
             found.append(block)
         self.pool.touch(found)
         missing = len(hashes) - len(found)
-        self.pool.want(missing)
+        self.pool.wanted = missing
         until = time.monotonic() + 60
         while self.pool.get_num_free_blocks() < missing:
             assert time.monotonic() < until and not self.pool.detached
@@ -189,3 +199,14 @@ def test_vllms_scheduler_goes_on(kept, pool_class):
         until = time.monotonic() + 60
         while engine.serve(prompt) != 4 or other.serve(prompt) != 4:
             assert time.monotonic() < until, "nothing is found again"
+
+
+def test_a_prompt_has_more_keys_than_a_match_may_name(daemon, pool_class):
+    """It is asked for as far as that goes: the daemon is not gone."""
+    engine = Engine(daemon.socket, pool_class)
+    pool = engine.pool
+    request = types.SimpleNamespace(request_id="long", block_hashes=[i.to_bytes(32, "big") for i in range(1, 40_001)],
+                                    num_tokens=40_000 * BLOCK + 1, lora_request=None, skip_reading_prefix_cache=False)
+    pool.ask(request)
+    pool.settle(request)
+    assert not pool.detached and pool.counters["asked"] == 1

@@ -1,5 +1,7 @@
 """Sessions: leases, matches, seals, fences, notices; what is released, and when."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -259,3 +261,11 @@ def test_tokens_and_keys(session):
         session.match([b"abc", "abc"])
     with pytest.raises(TypeError, match="keys is 7; must be bytes, or a list of bytes"):
         session.match(7)
+
+
+def test_ranks_that_name_one_device_have_a_part_of_it_each():
+    with contextlib.closing(Daemon(device="host,host,host", capacity="16MiB")) as daemon:
+        named, others = (kvpool.Session(layout(), model, socket=daemon.socket, ranks=3, scheduler=True, device_uuids=devices)
+                         for model, devices in (("named", ["host"] * 3), ("others", [])))
+        with named, others:
+            assert named.max_blocks == others.max_blocks

@@ -99,6 +99,12 @@ TEST_F(SessionTest, HostMemoryBesideGpusIsForThoseWhoNameIt) {
   v1::OpenSession on_host = OpenRequest("other");
   on_host.add_device_uuids("mem0");
   EXPECT_TRUE(Attach()->Open(on_host).ok());
+  const absl::Status elsewhere = Attach()->Open(OpenRequest("other"));
+  EXPECT_EQ(elsewhere.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(
+      elsewhere.message(),
+      "the device of rank 0 differs from that of space 2 of tenant default@1000 under this fingerprint: "
+      "mem0 there, mem1 here");
   v1::ListSpacesResponse spaces;
   ASSERT_TRUE(daemon_->ListSpaces({}, &spaces).ok());
   ASSERT_EQ(spaces.spaces_size(), 2);

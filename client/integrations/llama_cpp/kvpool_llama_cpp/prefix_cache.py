@@ -65,7 +65,8 @@ class PrefixCache:
                                       tokens_per_block=tokens_per_block)
         # Blocks are large, and saving is no hot path: none is leased ahead. llama.cpp is given addresses in blocks that are held meanwhile,
         # and keeps none, so that the daemon may take memory back at any time.
-        options = {"magazine_blocks": 0, "client_name": "llama.cpp", "give_back": "any_time", "device_uuids": ["host"], **options}
+        options = {"magazine_blocks": 0, "client_name": "llama.cpp", "give_back": "any_time", "device_uuids": ["host"] * options.get("ranks", 1),
+                   **options}
         description = ctypes.create_string_buffer(128)
         library.model_desc(library.get_model(context), description, len(description))
         facts = {"engine": "llama.cpp", "model": description.value.decode(errors="replace"), **(facts or {})}

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 # Arguments of the server that K and V go by, beside the files of the model.
 _ARGUMENTS = ("dtype", "quantization", "kv_cache_dtype", "quantization_param_path", "json_model_override_args", "context_length", "model_impl",
               "attention_backend", "prefill_attention_backend", "decode_attention_backend", "speculative_algorithm",
-              "speculative_draft_model_quantization")
+              "speculative_draft_model_quantization", "load_format", "model_loader_extra_config", "decrypted_config_file", "modelopt_quant",
+              "modelopt_checkpoint_restore_path", "rl_quant_profile", "kt_weight_path", "kt_method", "kt_num_gpu_experts",
+              "kt_max_deferred_experts_per_token", "enforce_shared_experts_fusion", "flashinfer_mxfp4_moe_precision",
+              "enable_w4a4_mxfp4_megamoe", "enable_precise_embedding_interpolation")
 # Of a host pool, where it has them.
 _GEOMETRY = ("layout", "dtype", "page_size", "layer_num", "start_layer", "end_layer", "head_num", "head_dim", "v_head_dim", "kv_lora_rank",
              "qk_rope_head_dim", "kv_cache_dim", "storage_format_tag")

@@ -26,7 +26,7 @@ import kvpool
 import numpy as np
 import numpy.typing as npt
 
-from kvpool_engines.copies import BLOCK, Patience, lease
+from kvpool_engines.copies import BLOCK, MOST_KEYS, Patience, lease
 from kvpool_engines.sessions import PAUSE_S, Opener, leave
 from kvpool_sglang.options import Options
 
@@ -101,8 +101,12 @@ class PageStore:
         """The session; None: there is none, or nothing is to be asked."""
         with self._lock:
             if self._attached is None and not self._closed and (opened := self._opener.take()) is not None:
-                self._attached = _Attached(opened)
-                logger.warning("kvpoold is there again")
+                try:
+                    self._attached = _Attached(opened)
+                    logger.warning("kvpoold is there again")
+                except Exception as error:
+                    logger.error("the kvpoold that is there again is of no use here: %s", error)
+                    self._opener.failed()
             return self._attached if time.monotonic() >= self._quiet_until else None
 
     def _lost(self, attached: _Attached, error: object) -> None:
@@ -149,7 +153,7 @@ class PageStore:
     def _match(self, attached: _Attached, keys: Sequence[bytes], wait_ms: int = 0) -> list[int]:
         if not keys:
             return []
-        (refs,) = self._answers(attached, [keys], wait_ms)
+        (refs,) = self._answers(attached, [keys[:MOST_KEYS]], wait_ms)  # A longer prefix is found as far as that.
         good = next((i for i, ref in enumerate(refs) if ref in attached.damaged), len(refs))
         attached.release(refs[good:])
         return refs[:good]

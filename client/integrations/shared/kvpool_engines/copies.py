@@ -6,6 +6,7 @@ import time
 
 import kvpool
 
+MOST_KEYS = 32_768  # That a match may name, of all groups together.
 BLOCK = 0xffffffff  # The part of a ref that is the block's number.
 CHECK_BYTES = 64  # They follow what is copied: a sum over its words, and its key.
 _RETRY_S = 0.5  # How long nobody waits after a wait in vain.

@@ -93,7 +93,8 @@ def open_session(model: transformers.PreTrainedModel, *, tokens_per_block: int =
     if signals:
         attention.observe(model)
     digest = fingerprint_of(model, pooled=pooled, tokens_per_block=tokens_per_block)
-    options = {"give_back": "any_time", "device_uuids": ["host"] if model.device.type == "cpu" else [], **options}
+    options = {"give_back": "any_time", "device_uuids": ["host"] * options.get("ranks", 1) if model.device.type == "cpu" else [],
+               **options}
     session = kvpool.Session(layout, digest, client_name="transformers", facts={
         "model_type": config.model_type, "dtype": str(dtype), "torch": torch.__version__,
         "transformers": transformers.__version__, "attention": config._attn_implementation or "", **(facts or {})}, **options)

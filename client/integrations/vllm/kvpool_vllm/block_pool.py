@@ -33,11 +33,13 @@ from __future__ import annotations
 import collections
 import copy
 import itertools
+import math
 import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import kvpool
+from kvpool_engines.copies import MOST_KEYS
 from vllm.logger import init_logger
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id, resolve_block_hashes
@@ -78,6 +80,8 @@ class KvPoolBlockPool(BlockPool):
         self._lags = [group.lag(dropped) for group in self._groups]
         self._sizes = [group.tokens_per_block for group in self._groups]
         self._windows = [group.window_blocks for group in self._groups]
+        unit = math.lcm(*self._sizes)
+        self._most_tokens = MOST_KEYS // sum(unit // size for size in self._sizes) * unit  # Of a prefix that is asked for.
         self._tags = [make_block_hash_with_group_id(BlockHash(b""), number) for number in range(len(self._groups))]  # Behind a key, in the index.
         # A small part of what the engine may hold: what it stocks is nobody's cache.
         self._spare = min(_SPARE * len(self._groups), space.limit // 16)
@@ -366,7 +370,7 @@ class KvPoolBlockPool(BlockPool):
         wanted: list[list[BlockHash]] = []
         for group, lag, size in zip(self._groups, self._lags, self._sizes):
             # The last token is always computed; where there are drafts, the last block is.
-            count = (request.num_tokens if group.drafted else request.num_tokens - 1) // size
+            count = min(request.num_tokens if group.drafted else request.num_tokens - 1, self._most_tokens) // size
             found = resolve_block_hashes(request.block_hashes, self.hash_block_size, size)[:count]
             # Nobody has a block of key 0: what begins with it is no prefix.
             if lag != 0:

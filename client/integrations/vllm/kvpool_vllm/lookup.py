@@ -23,6 +23,7 @@ import kvpool
 from vllm.logger import init_logger
 from vllm.utils.hashing import get_hash_fn_by_name
 
+from kvpool_engines.copies import MOST_KEYS
 from kvpool_engines.sessions import leave
 from kvpool_vllm import keys
 from kvpool_vllm.messages import Invitation, Load, Plan, Report, Save
@@ -139,7 +140,7 @@ class Lookup:
         """Blocks that may be loaded: the last token is always computed."""
         if request.skip_reading_prefix_cache:
             return 0
-        return min((request.num_tokens - 1) // self.block_size, len(request.block_hashes))
+        return min((request.num_tokens - 1) // self.block_size, len(request.block_hashes), MOST_KEYS)
 
     def _ask(self, asked: _Asked) -> None:
         wanted = self._wanted(asked.request)
