@@ -105,7 +105,7 @@ class _Pooled(scheduler.Scheduler):
             raise RuntimeError(f"the block pool is a {type(self.pool).__name__}, not kvpool_vllm's: this vLLM makes it elsewhere")
         self.pool.steps_overlap = isinstance(self, async_scheduler.AsyncScheduler)
         core.when_weights_change(self.weights_changed)
-        self._opener = Opener(space.open_again)
+        self._opener = Opener(space.open_again, logger)
         # Behind a move, requests whose layers have a state said something else than before it.
         self._can_move = not any(group.has_states for group in space.terms.groups)
         self.pool.wanted = 1
