@@ -299,7 +299,7 @@ def test_a_salt_parts_from_behind_a_shared_prefix(daemon, engine, stock):
         said(second, one, every, salt="a", shared=shared)
     said(second, one, head, salt="b", shared=100)
     said(second, two, head, salt="a", shared=100)
-    said(first, two, every, salt="a", shared=100)
+    said(first, two, whole_blocks(two), salt="a", shared=100)
     said(second, one, head)
     said(second, one, 0, salt="a")
 

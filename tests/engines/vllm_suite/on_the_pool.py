@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import pathlib
 import re
@@ -102,9 +103,11 @@ def space_of(groups_of_plan, count, has_drafts=False, sharded=1):
 
 
 def _close_all():
-    from kvpool_vllm import keys, space
+    from kvpool_engines.sessions import leave
+
+    from kvpool_vllm import keys
     while _opened:
-        space.leave(_opened.pop().session)
+        leave(_opened.pop().session, logging.getLogger(__name__))
     keys._seed, keys._private = None, b""
     if _daemons and _daemons[0].spaces >= MOST_SPACES:
         _end_daemon()
@@ -292,7 +295,6 @@ def pytest_configure(config):
 @pytest.fixture
 def caplog_vllm(caplog, monkeypatch):
     """vLLM's: its logger passes on what it is told."""
-    import logging
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     return caplog
 
