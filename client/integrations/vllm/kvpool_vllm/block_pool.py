@@ -39,7 +39,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import kvpool
-from kvpool_engines.copies import MOST_KEYS
+from kvpool_engines.copies import BLOCK, MOST_KEYS
 from vllm.logger import init_logger
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id, resolve_block_hashes
@@ -58,7 +58,6 @@ logger = init_logger("vllm.kvpool")
 # (group, request, blocks that were filled, None for those that stay private, their stays, their keys, the key in front of them)
 _Filled = tuple[int, "Request", "list[KVCacheBlock | None]", "list[int]", "list[bytes]", "bytes | None"]
 _Question = list[tuple[int, "list[BlockHash]"]]  # By group, the keys.
-_BLOCK = 0xffffffff
 _SPARE = 16  # Blocks a group, leased beyond what is wanted, so that a step of decoding rarely asks.
 _SURPLUS = 64  # More than these, a group, go back after a step.
 _RETRY_S = 0.01
@@ -282,7 +281,7 @@ class KvPoolBlockPool(BlockPool):
             return False
         blocks = self.blocks
         for ref in refs:
-            block_id = ref & _BLOCK
+            block_id = ref & BLOCK
             self._refs[block_id] = ref
             self._stock.append(blocks[block_id])
         self._short_since = None
@@ -445,7 +444,7 @@ class KvPoolBlockPool(BlockPool):
                 tokens += size
                 if not ref:
                     continue
-                block_id = ref & _BLOCK
+                block_id = ref & BLOCK
                 block = self.blocks[block_id]
                 held.append(block)
                 if mine[block_id] == ref and self._shared[block_id]:
