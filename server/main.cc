@@ -68,7 +68,7 @@ int main(int argc, char** argv) {
     std::fputs(settings->reply.c_str(), stdout);
     return 0;
   }
-  kvpool::AskForShortSlices();
+  kvpool::AskFor(kvpool::Slices::kShort);
   kvpool::SetLog(settings->log);
   signal(SIGPIPE, SIG_IGN);  // A log that nobody reads any more ends neither the daemon nor its keeper.
   kvpool::KeeperEnd keeper = kvpool::TakeKeeperEnd();

@@ -4,11 +4,16 @@
 
 namespace kvpool {
 
-// Asks the scheduler for short slices, for this thread and those that it starts. A thread that asks for less at a time is served
+enum class Slices {
+  kShort,  // Of a thread that works for all: it leaves sooner than the kernel's default of some ms.
+  kShortest,  // Of a thread that serves engines' verbs: when it wakes, a thread of short slices makes way at once.
+};
+
+// Asks the scheduler for such slices, for this thread and those that it starts. A thread that asks for less at a time is served
 // sooner when it wakes, and leaves sooner: a verb waits less for a processor on which a scrape or an opening computes, and
 // engines beside the daemon wait less for theirs. A kernel before 6.12 lets a thread ask and does nothing; where the
 // request is refused, or the process has a scheduling policy of another kind, all stays as it was.
-void AskForShortSlices();
+void AskFor(Slices slices);
 
 }  // namespace kvpool
 

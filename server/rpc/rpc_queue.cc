@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/support/check.h"
+#include "server/base/time_slices.h"
 
 namespace kvpool {
 namespace {
@@ -41,7 +42,10 @@ RpcQueue::~RpcQueue() {
 }
 
 void RpcQueue::Start() {
-  thread_ = std::thread([this] { Run(); });
+  thread_ = std::thread([this] {
+    AskFor(Slices::kShortest);
+    Run();
+  });
 }
 
 void RpcQueue::Run() {

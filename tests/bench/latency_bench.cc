@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -23,6 +24,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "client/tools/operator_client.h"
 #include "proto/support/check.h"
 #include "tests/bench/engines.h"
@@ -37,6 +39,25 @@ constexpr auto kPhase = std::chrono::seconds(4);
 constexpr auto kPause = std::chrono::milliseconds(1);
 constexpr double kMostP99AboveQuietMs = 2;
 constexpr double kMostMs = 25;
+// A host that runs other machines stops a processor for 5 to 30 ms at a time: at 1 % some of 3,000 matches wait for one.
+constexpr double kMostTaken = 0.005;
+constexpr int kMostTries = 12;
+
+// Of all processors, since the machine started.
+struct ProcessorTime {
+  double all = 0, taken = 0;  // Ticks; those that the host took for other machines.
+
+  static ProcessorTime Now() {
+    std::ifstream stat("/proc/stat");
+    std::string name;
+    stat >> name;
+    // user, nice, system, idle, iowait, irq, softirq, steal
+    ProcessorTime now;
+    for (int i = 0; i < 8 && stat >> now.taken; ++i) now.all += now.taken;
+    return now;
+  }
+  double TakenSince(const ProcessorTime& from) const { return (taken - from.taken) / (all - from.all); }
+};
 
 // Threads and processes that `work` starts are idle ones too. One that is merely nice would still compute for a slice before
 // another gets its processor.
@@ -54,38 +75,59 @@ class Latency {
     KVPOOL_CHECK(engine_.ReadLine() == "ready", "bench_engine is not ready");
   }
 
-  // Measures beside `disturb`, which is done over and over again, at least once.
+  // Measures beside `disturb`, which is done over and over again, at least once; and anew where the host took the processors for
+  // others meanwhile, which says nothing about the daemon.
   void Beside(const std::string& what, const std::function<void()>& disturb) {
-    const Holds before = LongHolds();
-    engine_.WriteLine();
-    int times = 0;
-    WhereIdle([&] {
-      for (const auto end = Clock::now() + kPhase; times == 0 || Clock::now() < end; ++times) disturb();
-    });
-    engine_.WriteLine();
-    const std::string found = engine_.ReadLine();
-    int matches = 0;
-    double p99 = 0, longest = 0;
-    KVPOOL_CHECK(std::sscanf(found.c_str(), "%d %lf %lf", &matches, &p99, &longest) == 3,
-                 "bench_engine says %s", found.c_str());
-    figures_->Note(absl::StrCat(what, ": ", times, " times, ", matches, " matches beside it"));
+    Phase phase = Measure(disturb);
+    int tries = 1;
+    for (; phase.taken > kMostTaken && tries < kMostTries; ++tries) {
+      if (const Phase again = Measure(disturb); again.taken < phase.taken) phase = again;
+    }
+    figures_->Note(
+        absl::StrFormat("%s: %d times, %d matches beside it; the host took %.1f %% of the processors, the "
+                        "least of %d tries",
+                        what, phase.times, phase.matches, 100 * phase.taken, tries));
     if (!quiet_p99_ms_) {
-      quiet_p99_ms_ = p99;
-      figures_->Add(absl::StrCat("Match, p99, ", what), p99, "ms");
+      quiet_p99_ms_ = phase.p99_ms;
+      figures_->Add(absl::StrCat("Match, p99, ", what), phase.p99_ms, "ms");
     } else {
-      figures_->Add(absl::StrCat("Match, p99 above quiet, ", what), p99 - *quiet_p99_ms_, "ms",
+      figures_->Add(absl::StrCat("Match, p99 above quiet, ", what), phase.p99_ms - *quiet_p99_ms_, "ms",
                     AtMost(kMostP99AboveQuietMs));
     }
-    figures_->Add(absl::StrCat("Match, longest, ", what), longest, "ms", AtMost(kMostMs));
-    const Holds after = LongHolds();
-    figures_->Add(absl::StrCat("holds above 2 ms of processor time, ", what), after.by_work - before.by_work,
-                  "holds", AtMost(0));
+    figures_->Add(absl::StrCat("Match, longest, ", what), phase.longest_ms, "ms", AtMost(kMostMs));
+    figures_->Add(absl::StrCat("holds above 2 ms of processor time, ", what), phase.holds_by_work, "holds",
+                  AtMost(0));
     // Those in which the kernel, or a host that runs other machines too, stopped the thread.
-    figures_->Add(absl::StrCat("holds above 2 ms of time, ", what), after.by_clock - before.by_clock,
-                  "holds");
+    figures_->Add(absl::StrCat("holds above 2 ms of time, ", what), phase.holds_by_clock, "holds");
   }
 
  private:
+  struct Phase {
+    int times = 0, matches = 0;
+    double p99_ms = 0, longest_ms = 0;
+    double holds_by_work = 0, holds_by_clock = 0;
+    double taken = 0;  // By the host, of the processors' time.
+  };
+  Phase Measure(const std::function<void()>& disturb) {
+    Phase phase;
+    const Holds before = LongHolds();
+    const ProcessorTime from = ProcessorTime::Now();
+    engine_.WriteLine();
+    WhereIdle([&] {
+      for (const auto end = Clock::now() + kPhase; phase.times == 0 || Clock::now() < end; ++phase.times)
+        disturb();
+    });
+    engine_.WriteLine();
+    const std::string found = engine_.ReadLine();
+    KVPOOL_CHECK(
+        std::sscanf(found.c_str(), "%d %lf %lf", &phase.matches, &phase.p99_ms, &phase.longest_ms) == 3,
+        "bench_engine says %s", found.c_str());
+    phase.taken = ProcessorTime::Now().TakenSince(from);
+    const Holds after = LongHolds();
+    phase.holds_by_work = after.by_work - before.by_work;
+    phase.holds_by_clock = after.by_clock - before.by_clock;
+    return phase;
+  }
   struct Holds {
     double by_work = 0, by_clock = 0;
   };

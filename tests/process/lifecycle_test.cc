@@ -59,15 +59,17 @@ TEST(LifecycleTest, ItsThreadsAskForShortSlices) {
   if (asked.runtime == 0) GTEST_SKIP() << "this kernel has no slices of a thread's own";
   const auto daemon = DaemonProcess::Start();
   ASSERT_TRUE(daemon.ok()) << daemon.status();
-  int threads = 0;
+  int serve_verbs = 0, others = 0;
   for (const auto& task :
        std::filesystem::directory_iterator(absl::StrCat("/proc/", (*daemon)->pid(), "/task"))) {
     const pid_t thread = std::stoi(task.path().filename());
     if (syscall(SYS_sched_getattr, thread, &asked, sizeof(asked), 0) != 0) continue;  // It has ended.
-    EXPECT_EQ(asked.runtime, 100'000) << "thread " << thread;
-    ++threads;
+    asked.runtime == 100'000 ? ++serve_verbs : ++others;
+    EXPECT_TRUE(asked.runtime == 100'000 || asked.runtime == 300'000)
+        << "thread " << thread << " asks for " << asked.runtime;
   }
-  EXPECT_GT(threads, 5);
+  EXPECT_GE(serve_verbs, 2);  // The queues: of frames, and of gRPC.
+  EXPECT_GT(others, 3);
 }
 
 TEST(LifecycleTest, ASecondDaemonIsRefusedAndTheFirstGoesOn) {
