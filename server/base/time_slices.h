@@ -5,8 +5,8 @@
 namespace kvpool {
 
 enum class Slices {
-  kShort,  // Of a thread that works for all: it leaves sooner than the kernel's default of some ms.
-  kShortest,  // Of a thread that serves engines' verbs: when it wakes, a thread of short slices makes way at once.
+  kShort,     // Of a thread that works for all: it leaves sooner than the kernel's default of some ms.
+  kShortest,  // They are for those that serve verbs: when one wakes, a thread of short slices makes way at once.
 };
 
 // Asks the scheduler for such slices, for this thread and those that it starts. A thread that asks for less at a time is served

@@ -106,7 +106,7 @@ class Latency {
     int times = 0, matches = 0;
     double p99_ms = 0, longest_ms = 0;
     double holds_by_work = 0, holds_by_clock = 0;
-    double taken = 0;  // By the host, of the processors' time.
+    double taken = 0;  // The share of the processors' time that the host took.
   };
   Phase Measure(const std::function<void()>& disturb) {
     Phase phase;
