@@ -5,7 +5,7 @@
 namespace kvpool {
 
 enum class Slices {
-  kShort,     // Of a thread that works for all: it leaves sooner than the kernel's default of some ms.
+  kShort,     // They are for all threads: one leaves sooner than the kernel's default of some ms.
   kShortest,  // They are for those that serve verbs: when one wakes, a thread of short slices makes way at once.
 };
 
