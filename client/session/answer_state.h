@@ -14,6 +14,7 @@
 namespace kvpool {
 
 class Session;
+class SessionRep;
 
 // Wakes whoever waits for anything of a session. Most of the time nobody waits, and then Notify
 // is one atomic operation.
@@ -67,6 +68,7 @@ inline v1::OperationResult NothingCached(int groups) {
 struct AnswerState {
   enum Phase { kWaiting, kReady, kAbandoned };
 
+  bool ready() const { return phase.load(std::memory_order_seq_cst) == kReady; }
   // The holds in `result`, which nobody has taken yet.
   std::vector<BlockRef> Holds() const {
     std::vector<BlockRef> holds;
@@ -90,7 +92,7 @@ struct AnswerState {
   }
 
   Session* session = nullptr;
-  AnswerSignal* signal = nullptr;
+  SessionRep* rep = nullptr;     // The session's, whose signal tells of the answer.
   std::vector<BlockRef> sealed;  // The caller's blocks of a seal, to tell duplicates from them.
   std::atomic<Phase> phase{kWaiting};
   absl::Status status;

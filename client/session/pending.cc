@@ -3,6 +3,7 @@
 
 #include "client/session.h"
 #include "client/session/answer_state.h"
+#include "client/session/session_rep.h"
 
 namespace kvpool {
 namespace {
@@ -66,15 +67,15 @@ absl::StatusOr<EpisodeHit> Take(AnswerState* state, EpisodeHit*) {
 
 template <typename Answer>
 bool Pending<Answer>::Ready() const {
-  return state_ != nullptr && state_->phase.load(std::memory_order_acquire) == AnswerState::kReady;
+  // It may lie in the socket, where nobody has looked since.
+  return state_ != nullptr && state_->rep->Look([this] { return state_->ready(); });
 }
 
 template <typename Answer>
 absl::StatusOr<Answer> Pending<Answer>::Wait(Deadline deadline) {
   if (state_ == nullptr) return absl::FailedPreconditionError("the answer was taken already");
   AnswerState* state = state_.get();
-  const auto ready = [state] { return state->phase.load(std::memory_order_seq_cst) == AnswerState::kReady; };
-  if (!state->signal->Await(deadline, ready)) {
+  if (!state->rep->Await(deadline, [state] { return state->ready(); })) {
     return absl::DeadlineExceededError("no answer from the daemon in time");
   }
   const std::shared_ptr<AnswerState> taken = std::move(state_);

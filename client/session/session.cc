@@ -79,7 +79,7 @@ absl::Status Session::Close(Deadline deadline) {
     rep_->close = command->answer = rep_->NewAnswer(this);
     // Before it is sent, as it can't be taken back.
     state.closing.store(true, std::memory_order_release);
-    rep_->Send(StepStream::Urgency::kNow);
+    rep_->Send(StepStream::Urgency::kAwaited);
   }
   const absl::Status answered = rep_->Await(*rep_->close, deadline);
   // The session may be over without an answer: the attach socket has reported its end first, or a daemon that is gone has
@@ -157,7 +157,7 @@ absl::Status Session::FinishWarmup() {
   ASSIGN_OR_RETURN(Command * command, rep_->NewCommand(Command::Verb::kWarmupDone));
   const std::shared_ptr<AnswerState> answer = rep_->NewAnswer(this);
   command->answer = answer;
-  rep_->Send(StepStream::Urgency::kNow);
+  rep_->Send(StepStream::Urgency::kAwaited);
   const Deadline deadline = std::chrono::steady_clock::now() + rep_->options.open_timeout;
   RETURN_IF_ERROR(rep_->Await(*answer, deadline));
   rep_->options.warmup = false;
@@ -312,7 +312,7 @@ absl::StatusOr<PendingMatch> Session::Match(absl::Span<const GroupKeys> groups, 
     return pending;  // The slot stays vacant.
   }
   rep_->state.match_keys_pending.fetch_add(names, std::memory_order_relaxed);
-  rep_->Send(StepStream::Urgency::kNow);
+  rep_->Send(StepStream::Urgency::kAwaited);
   return pending;
 }
 
@@ -408,7 +408,7 @@ absl::StatusOr<PendingFlush> Session::StartFlush() {
   ASSIGN_OR_RETURN(Command * command, rep_->NewCommand(Command::Verb::kFlush));
   command->answer = rep_->NewAnswer(this);
   PendingFlush pending(command->answer);
-  rep_->Send(StepStream::Urgency::kNow);
+  rep_->Send(StepStream::Urgency::kAwaited);
   return pending;
 }
 

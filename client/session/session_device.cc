@@ -55,7 +55,7 @@ absl::StatusOr<std::shared_ptr<AnswerState>> Session::SendOperation(std::unique_
   command->operation = std::move(operation);
   command->answer = rep_->NewAnswer(this);
   std::shared_ptr<AnswerState> answer = command->answer;
-  rep_->Send(StepStream::Urgency::kNow);
+  rep_->Send(StepStream::Urgency::kAwaited);
   return answer;
 }
 

@@ -289,14 +289,21 @@ void SessionRep::Release(absl::Span<const BlockRef> blocks, uint64_t after, cons
 std::shared_ptr<AnswerState> SessionRep::NewAnswer(Session* session) {
   auto answer = std::make_shared<AnswerState>();
   answer->session = session;
-  answer->signal = &state.signal;
+  answer->rep = this;
   return answer;
 }
 
+// A fork has neither the stream's thread nor a right to its bytes.
+bool SessionRep::Drive(Deadline deadline, absl::FunctionRef<bool()> done) {
+  return done() || (!forked() && stream->Drive(deadline, done));
+}
+
+bool SessionRep::Await(Deadline deadline, absl::FunctionRef<bool()> done) {
+  return Drive(deadline, done) || state.signal.Await(deadline, done);
+}
+
 absl::Status SessionRep::Await(const AnswerState& answer, Deadline deadline) {
-  const bool ready = state.signal.Await(
-      deadline, [&] { return answer.phase.load(std::memory_order_seq_cst) == AnswerState::kReady; });
-  if (ready) return answer.status;
+  if (Await(deadline, [&] { return answer.ready(); })) return answer.status;
   return absl::DeadlineExceededError("no answer from the daemon in time");
 }
 
@@ -305,7 +312,7 @@ bool SessionRep::AwaitRefill(uint64_t refills_before, Deadline deadline) {
     return state.refills_answered.load(std::memory_order_seq_cst) != refills_before ||
            !state.open.load(std::memory_order_seq_cst);
   };
-  if (!state.signal.Await(deadline, answered)) return false;
+  if (!Await(deadline, answered)) return false;
   if (state.shortfall.load(std::memory_order_relaxed) != v1::SHORTFALL_NONE) {
     const uint32_t capacity = state.capacity_blocks.load(std::memory_order_seq_cst);
     state.signal.Await(std::min(deadline, std::chrono::steady_clock::now() + kLeaseRetry), [&] {

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -58,6 +59,10 @@ class SessionRep {
   // Queues what Queue kept back; false: there is still no room for all.
   bool DrainOverflow();
   std::shared_ptr<AnswerState> NewAnswer(Session* session);
+  // Waits for a change that the stream brings. False: `done` does not hold at the deadline.
+  bool Await(Deadline deadline, absl::FunctionRef<bool()> done);
+  // Whether `done` holds, after a look at what has come.
+  bool Look(absl::FunctionRef<bool()> done) { return Drive(Deadline(), done); }
   // Waits for an answer of which only the status matters.
   absl::Status Await(const AnswerState& answer, Deadline deadline);
   // Waits for a refill after the first `refills_before`; false: the deadline passed.
@@ -104,6 +109,7 @@ class SessionRep {
       fences;  // The fences' thread, made by the first step that ends on a CUDA stream.
 
  private:
+  bool Drive(Deadline deadline, absl::FunctionRef<bool()> done);
   absl::Status OpenOn(std::string_view invitation, Deadline deadline);
   absl::Status AwaitMemory(Deadline deadline);
 

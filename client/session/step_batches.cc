@@ -380,7 +380,7 @@ void StepBatches::LetMatchesGo() {
       }
       auto nobody = std::make_shared<AnswerState>();
       nobody->session = batch->answers[i]->session;
-      nobody->signal = batch->answers[i]->signal;
+      nobody->rep = batch->answers[i]->rep;
       nobody->phase = AnswerState::kAbandoned;
       v1::OperationResult nothing = NothingCached(operation.match().groups_size());
       Deliver(std::exchange(batch->answers[i], std::move(nobody)), absl::OkStatus(), &nothing);

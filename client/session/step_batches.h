@@ -3,7 +3,7 @@
 //
 // At most 16 batches are unanswered, which is what the daemon reads; more commands wait in their ring. A
 // batch keeps its sequence number until it is answered: after a broken stream all unanswered ones are sent
-// again, in order, and the daemon applies each once. Used by the stream's thread alone.
+// again, in order, and the daemon applies each once. Used by one thread at a time: whoever drives the stream.
 #ifndef KVPOOL_CLIENT_SESSION_STEP_BATCHES_H_
 #define KVPOOL_CLIENT_SESSION_STEP_BATCHES_H_
 
@@ -54,6 +54,7 @@ class StepBatches {
   void Abort(const absl::Status& reason);
   // Whether there is something to send, room or not.
   bool HasWork() const;
+  bool all_answered() const { return unanswered_.empty(); }
 
  private:
   struct Batch {

@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/support/check.h"
+#include "proto/support/mutex.h"
 #include "proto/support/status_macros.h"
 #include "proto/support/step_frames.h"
 
@@ -47,6 +48,8 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds kNap{1};
 constexpr int kNapsBeforeSleep = 8;
+// An answer takes a tenth of it. Whoever waits longer sleeps, and the thread, which has to see ends and changes, has the stream.
+constexpr milliseconds kMostDriven{2};
 constexpr milliseconds kFirstRetry{1};
 constexpr milliseconds kLastRetry{500};
 constexpr milliseconds kFirstOpenRetry{5};
@@ -140,28 +143,40 @@ class StepStream::Rep {
     thread_ = std::thread([this] { Run(); });
   }
   void Wake(Urgency urgency);
+  bool Drive(steady_clock::time_point deadline, absl::FunctionRef<bool()> done) ABSL_LOCKS_EXCLUDED(drive_);
   void OnDaemonChange();
   void Stop();
 
  private:
   enum class Mode { kAwake, kNap, kSleep };
+  enum class Who { kThread, kCaller };
 
   void EndThread();
-  void Run();
+  void Run() ABSL_LOCKS_EXCLUDED(drive_);
   // One stream, from its start to its end, of which last_status_ tells. True: it carried at least one answer.
-  bool RunStream();
+  bool RunStream() ABSL_EXCLUSIVE_LOCKS_REQUIRED(drive_);
   // Takes the answers that have come. False: the stream has ended.
-  bool Read(bool* answered);
+  bool Read(Who who) ABSL_EXCLUSIVE_LOCKS_REQUIRED(drive_);
+  // Takes response_ apart.
+  void TakeResponse() ABSL_EXCLUSIVE_LOCKS_REQUIRED(drive_);
   // Sends batches until there is none, or no room for one.
-  void Write();
+  void Write() ABSL_EXCLUSIVE_LOCKS_REQUIRED(drive_);
+  // Sends what there is, if nothing else is under way. False: the thread has to.
+  bool WriteAtOnce() ABSL_LOCKS_EXCLUDED(drive_);
+  // Whether a caller may do what the thread does.
+  bool drivable() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(drive_) {
+    return connection_ != nullptr && writable_ && !ended_ && !handed_over_ && !over() &&
+           !state_->away.load(std::memory_order_seq_cst);
+  }
   // Waits for an answer, room or commands, as long as idle_naps_ says.
-  void AwaitEvent();
-  // Waits for Wake, or for what `connection` says, if it is not null. REQUIRES: a mode other than kAwake was published.
-  void Wait(pollfd* connection, int timeout_ms);
+  void AwaitEvent() ABSL_EXCLUSIVE_LOCKS_REQUIRED(drive_);
+  // Waits for Wake, or for what `connection` says, if it is not null; callers may drive meanwhile. REQUIRES: a mode other
+  // than kAwake was published.
+  void Wait(pollfd* connection, int timeout_ms) ABSL_EXCLUSIVE_LOCKS_REQUIRED(drive_);
   // True: the daemon has gone or come back meanwhile.
-  bool Pause(milliseconds pause);
+  bool Pause(milliseconds pause) ABSL_EXCLUSIVE_LOCKS_REQUIRED(drive_);
   // Nobody waits for a daemon that is gone, however this thread came to wait, and whenever the match came.
-  void LetMatchesGoIfAway() {
+  void LetMatchesGoIfAway() ABSL_EXCLUSIVE_LOCKS_REQUIRED(drive_) {
     if (state_->away.load(std::memory_order_seq_cst)) batches_->LetMatchesGo();
   }
   bool over() const {
@@ -170,7 +185,7 @@ class StepStream::Rep {
 
   const std::string socket_;
   UniqueFd wake_;  // An eventfd, made by Open. A session that is closed and kept has no descriptor.
-  StepBatches* batches_ = nullptr;
+  StepBatches* batches_ = nullptr;  // What it points to is used with drive_ held.
   SessionState* state_ = nullptr;
   std::thread thread_;
 
@@ -179,9 +194,13 @@ class StepStream::Rep {
   std::atomic<Mode> mode_{Mode::kAwake};
   std::atomic<bool> woken_{false};  // Somebody writes to wake_, or has.
 
-  // ---- Used by the thread alone, once there is one
-  std::unique_ptr<StepConnection> connection_;  // Null: there is none, or it has ended.
+  // Held by the thread whenever it does not wait, and by a caller that does its work. Before there is a thread nobody needs it.
+  Mutex drive_;
+  std::unique_ptr<StepConnection> connection_;  // Null: there is none. The thread alone makes and ends it.
   bool writable_ = false;                       // The daemon may still read.
+  bool ended_ = false;                          // A caller has found the stream's end.
+  bool answered_ = false;                       // There was an answer on this stream.
+  bool handed_over_ = false;                    // A caller has left response_ to the thread.
   int idle_naps_ = 0;
   std::string request_;
   v1::StepResponse response_;
@@ -230,6 +249,7 @@ void StepStream::Rep::EndThread() {
 
 void StepStream::Rep::Stop() {
   EndThread();
+  MutexLock lock(&drive_);
   if (batches_ != nullptr) batches_->Abort(state_->status());
   connection_.reset();
   wake_.Reset();
@@ -238,8 +258,43 @@ void StepStream::Rep::Stop() {
 void StepStream::Rep::Wake(Urgency urgency) {
   const Mode mode = mode_.load(std::memory_order_seq_cst);
   if (mode == Mode::kAwake || (mode == Mode::kNap && urgency == Urgency::kSoon)) return;
+  if (urgency == Urgency::kAwaited && WriteAtOnce()) return;
   if (woken_.exchange(true, std::memory_order_seq_cst)) return;
   KVPOOL_CHECK(eventfd_write(wake_.get(), 1) == 0, "eventfd_write: errno %d", errno);
+}
+
+bool StepStream::Rep::WriteAtOnce() {
+  if (!drive_.TryLock()) return false;
+  bool sent = false;
+  // Behind other batches it goes with what comes until these are answered, as one.
+  if (drivable() && batches_->all_answered()) {
+    Write();
+    sent = writable_ && !connection_->writer.pending();
+  }
+  drive_.Unlock();
+  return sent;
+}
+
+bool StepStream::Rep::Drive(steady_clock::time_point deadline, absl::FunctionRef<bool()> done) {
+  if (!drive_.TryLock()) return false;
+  const auto until = std::min(deadline, steady_clock::now() + kMostDriven);
+  bool in_time = true;
+  while (drivable() && !done() && in_time) {
+    Write();
+    pollfd polled = connection_->polled();
+    const auto left = std::max(until - steady_clock::now(), steady_clock::duration::zero());
+    const timespec timeout{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(left).count()};
+    const int ready = ppoll(&polled, 1, &timeout, nullptr);
+    in_time = left > steady_clock::duration::zero();
+    if (ready <= 0) continue;
+    connection_->OnPolled(polled.revents);
+    ended_ = !Read(Who::kCaller);
+  }
+  const bool seen = done();
+  const bool left_over = ended_ || handed_over_ || (connection_ != nullptr && connection_->writer.pending());
+  drive_.Unlock();
+  if (left_over) Wake(Urgency::kNow);
+  return seen;
 }
 
 void StepStream::Rep::OnDaemonChange() {
@@ -250,8 +305,10 @@ void StepStream::Rep::OnDaemonChange() {
 void StepStream::Rep::Wait(pollfd* connection, int timeout_ms) {
   std::array<pollfd, 2> polled = {pollfd{.fd = wake_.get(), .events = POLLIN},
                                   connection == nullptr ? pollfd{.fd = -1} : *connection};
+  drive_.Unlock();
   const int ready = poll(polled.data(), polled.size(), timeout_ms);
   mode_.store(Mode::kAwake, std::memory_order_seq_cst);
+  drive_.Lock();
   if (ready == 0) ++idle_naps_;
   if (polled[0].revents != 0) {
     eventfd_t count;
@@ -268,13 +325,27 @@ void StepStream::Rep::AwaitEvent() {
   // This looks once more after the mode was published: an earlier command or change found the thread awake and woke nobody.
   LetMatchesGoIfAway();
   int timeout_ms = nap ? static_cast<int>(kNap.count()) : -1;
-  if (over() || !writable_ || (!connection_->writer.pending() && batches_->HasWork())) timeout_ms = 0;
+  const bool work = !connection_->writer.pending() && batches_->HasWork();
+  if (over() || !writable_ || ended_ || handed_over_ || work) timeout_ms = 0;
   pollfd polled = connection_->polled();
-  Wait(&polled, timeout_ms);
+  if (nap && batches_->all_answered()) {
+    // The next answer is for a caller that will have driven. It wakes this thread, too, only if it sleeps.
+    Wait(nullptr, timeout_ms);
+    if (poll(&polled, 1, 0) <= 0) return;
+  } else {
+    Wait(&polled, timeout_ms);
+  }
   connection_->OnPolled(polled.revents);
 }
 
-bool StepStream::Rep::Read(bool* answered) {
+void StepStream::Rep::TakeResponse() {
+  answered_ = true;
+  idle_naps_ = 0;
+  batches_->OnResponse(&response_);
+}
+
+bool StepStream::Rep::Read(Who who) {
+  if (std::exchange(handed_over_, false)) TakeResponse();
   while (true) {
     switch (connection_->reader.Next(connection_->socket.get())) {
       case StepFrameReader::Outcome::kNoneYet:
@@ -292,9 +363,12 @@ bool StepStream::Rep::Read(bool* answered) {
     }
     last_status_ = Parse(connection_->reader, &response_);
     if (!last_status_.ok()) return false;
-    *answered = true;
-    idle_naps_ = 0;
-    batches_->OnResponse(&response_);
+    // Notices are for a callback that runs on the session's own threads.
+    if (who == Who::kCaller && response_.notices_size() > 0) {
+      handed_over_ = true;
+      return true;
+    }
+    TakeResponse();
   }
 }
 
@@ -325,13 +399,13 @@ bool StepStream::Rep::RunStream() {
   }
   batches_->StartStream();
   writable_ = true;
-  bool answered = false;
-  while (!over() && Read(&answered)) {
+  ended_ = answered_ = handed_over_ = false;
+  while (!over() && !ended_ && Read(Who::kThread)) {
     Write();
     AwaitEvent();
   }
   connection_.reset();
-  return answered;
+  return answered_;
 }
 
 bool StepStream::Rep::Pause(milliseconds pause) {
@@ -351,6 +425,7 @@ bool StepStream::Rep::Pause(milliseconds pause) {
 }
 
 void StepStream::Rep::Run() {
+  MutexLock lock(&drive_);
   milliseconds retry = kFirstRetry;
   while (!over()) {
     if (RunStream()) retry = kFirstRetry;
@@ -397,6 +472,9 @@ absl::StatusOr<v1::AddMemberResult> StepStream::AddMember(const v1::AddMember& r
 
 void StepStream::Start(StepBatches* batches, SessionState* state) { rep_->Start(batches, state); }
 void StepStream::Wake(Urgency urgency) { rep_->Wake(urgency); }
+bool StepStream::Drive(steady_clock::time_point deadline, absl::FunctionRef<bool()> done) {
+  return rep_->Drive(deadline, done);
+}
 void StepStream::OnDaemonChange() { rep_->OnDaemonChange(); }
 void StepStream::Stop() { rep_->Stop(); }
 

@@ -10,6 +10,9 @@
 //   awake   looks at the commands by itself before it rests     Wake does nothing
 //   nap     looks again within a millisecond                    Wake wakes it if it is urgent
 //   sleep   waits until something arrives                       Wake wakes it
+//
+// A thread that waits for an answer does the work itself while the stream's rests: it writes its batch, and reads the answer. A Match then
+// costs two wake-ups, of the daemon's thread and of the caller, where it would cost four.
 #ifndef KVPOOL_CLIENT_SESSION_STEP_STREAM_H_
 #define KVPOOL_CLIENT_SESSION_STEP_STREAM_H_
 
@@ -17,6 +20,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/session/session_state.h"
@@ -42,9 +46,16 @@ class StepStream {
   // Starts the thread. REQUIRES: the member was opened, and both outlive this object.
   void Start(StepBatches* batches, SessionState* state);
 
-  enum class Urgency { kSoon, kNow };
+  enum class Urgency {
+    kSoon,
+    kNow,
+    kAwaited,  // At once, by the caller if it can: it is to wait for the answer.
+  };
   // Tells the thread that there is something to send. Any thread.
   void Wake(Urgency urgency);
+  // Does the thread's work in its place, for at most some milliseconds, until `done` holds. False: it does not, and the thread goes
+  // on; the caller may sleep until it is told. Any thread. REQUIRES: Start was called.
+  bool Drive(std::chrono::steady_clock::time_point deadline, absl::FunctionRef<bool()> done);
   // The daemon is gone, or back, or the session is over: looks at once. Any thread.
   void OnDaemonChange();
   // Ends the thread and the connection; whoever waits for an answer is told that there will be none. From

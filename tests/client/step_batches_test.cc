@@ -43,7 +43,6 @@ class StepBatchesTest : public ::testing::Test {
       command->keys = "key1";
     }
     auto answer = std::make_shared<AnswerState>();
-    answer->signal = &state_.signal;
     answer->sealed = command->blocks;
     command->answer = answer;
     commands_.Publish();
@@ -410,7 +409,6 @@ class OneOperation {
     }
     if (!nobody_waits.contains(number)) {
       answer_ = std::make_shared<AnswerState>();
-      answer_->signal = &state->signal;
       command->answer = answer_;
     }
     commands_.Publish();

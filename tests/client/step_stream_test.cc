@@ -15,6 +15,7 @@
 #include <future>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -119,17 +120,22 @@ class StepStreamTest : public ::testing::Test {
     EXPECT_EQ(first.member_token(), "token");
     Answer(first);
   }
-  std::shared_ptr<AnswerState> Touch(size_t blocks = 1) {
+  std::shared_ptr<AnswerState> Touch(size_t blocks = 1,
+                                     StepStream::Urgency urgency = StepStream::Urgency::kNow) {
     Command* command = commands_.Vacant();
     EXPECT_NE(command, nullptr);
     command->verb = Command::Verb::kTouch;
     command->blocks.assign(blocks, BlockRef{BlockId{1}, 1});
     auto answer = std::make_shared<AnswerState>();
-    answer->signal = &state_.signal;
     command->answer = answer;
     commands_.Publish();
-    stream_.Wake(StepStream::Urgency::kNow);
+    stream_.Wake(urgency);
     return answer;
+  }
+  // As a session waits.
+  bool DriveOrAwait(const AnswerState& answer) {
+    const auto ready = [&] { return answer.ready(); };
+    return stream_.Drive(Late(), ready) || state_.signal.Await(Late(), ready);
   }
   void Await(const AnswerState& answer) {
     EXPECT_TRUE(state_.signal.Await(Late(), [&] { return answer.phase.load() == AnswerState::kReady; }));
@@ -142,13 +148,14 @@ class StepStreamTest : public ::testing::Test {
   const UniqueFd listener_{socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
   UniqueFd daemon_;
   std::unique_ptr<StepFrameReader> reader_;
+  std::thread::id told_;  // Where the last notice was told. Whoever has its answer may look.
   CommandRing commands_;
   Magazine magazine_{1000, 0};
   SessionState state_;
   StepBatches batches_{{.commands = &commands_,
                         .magazine = &magazine_,
                         .state = &state_,
-                        .on_notice = {},
+                        .on_notice = [this](const v1::Notice&) { told_ = std::this_thread::get_id(); },
                         .member_token = "token"}};
   StepStream stream_{path_};
 };
@@ -250,6 +257,92 @@ TEST_F(StepStreamTest, TheEndOfAStreamThatOpensNothingIsPassedOn) {
   Receive();
   End(absl::StatusCode::kUnavailable, "the daemon rests");
   EXPECT_EQ(opening.get().status(), absl::UnavailableError("the daemon rests"));
+}
+
+// ------------------------------------------------------------------------------------------- callers that drive
+
+TEST_F(StepStreamTest, ACallerThatWaitsTakesItsAnswer) {
+  Start();
+  int taken = 0;
+  for (int i = 0; i < 200; ++i) {
+    const auto answer = Touch(1, StepStream::Urgency::kAwaited);
+    const bool too_late = answer->ready();
+    Answer(Receive());
+    const auto ready = [&] { return answer->ready(); };
+    if (stream_.Drive(Late(), ready) && !too_late) ++taken;
+    Await(*answer);
+  }
+  EXPECT_GT(taken, 0) << "the stream's thread was faster each time, or nobody else takes answers";
+  EXPECT_EQ(state_.reconnects.load(), 0u);
+}
+
+TEST_F(StepStreamTest, ACallerLeavesNoticesToTheThread) {
+  Start();
+  for (int i = 0; i < 100; ++i) {
+    const auto answer = Touch(1, StepStream::Urgency::kAwaited);
+    const v1::StepRequest batch = Receive();
+    v1::StepResponse response;
+    response.set_sequence(batch.sequence());
+    response.add_results();
+    response.add_notices()->set_kind(v1::NOTICE_KIND_CAPACITY);
+    SendBytes(response.SerializeAsString());
+    ASSERT_TRUE(DriveOrAwait(*answer));
+    ASSERT_NE(told_, std::thread::id());
+    ASSERT_NE(told_, std::this_thread::get_id()) << "in round " << i;
+  }
+}
+
+TEST_F(StepStreamTest, CallersThatDriveFindTheStreamsEnd) {
+  Start();
+  for (uint64_t i = 1; i <= 20; ++i) {
+    const auto answer = Touch(1, StepStream::Urgency::kAwaited);
+    const v1::StepRequest batch = Receive();
+    auto waits = std::async(std::launch::async, [&] { return DriveOrAwait(*answer); });
+    // Both ends of a stream, before and after its last answer.
+    if (i % 2 == 0) Answer(batch);
+    if (i % 4 < 2) {
+      End(absl::StatusCode::kUnavailable, "the daemon rests");
+    } else {
+      daemon_.Reset();
+    }
+    Accept();
+    const v1::StepRequest next = Receive();
+    EXPECT_EQ(next.member_token(), "token");
+    if (i % 2 == 1) EXPECT_EQ(next.sequence(), batch.sequence());
+    Answer(next);
+    ASSERT_TRUE(waits.get());
+    EXPECT_TRUE(answer->status.ok()) << answer->status;
+    EXPECT_EQ(state_.reconnects.load(), i);
+  }
+}
+
+TEST_F(StepStreamTest, ManyCallersDriveOneStream) {
+  Start();
+  for (int i = 0; i < 50; ++i) {
+    std::vector<std::shared_ptr<AnswerState>> answers;
+    for (int k = 0; k < 8; ++k) answers.push_back(Touch(1, StepStream::Urgency::kAwaited));
+    std::vector<std::future<bool>> waits;
+    for (const auto& answer : answers) {
+      waits.push_back(std::async(std::launch::async, [&] { return DriveOrAwait(*answer); }));
+    }
+    for (int operations = 0; operations < 8;) {
+      const v1::StepRequest batch = Receive();
+      operations += batch.operations_size();
+      Answer(batch);
+    }
+    for (std::future<bool>& wait : waits) ASSERT_TRUE(wait.get());
+  }
+}
+
+TEST_F(StepStreamTest, NobodyDrivesASessionThatIsOver) {
+  Start();
+  const auto answer = Touch(1, StepStream::Urgency::kAwaited);
+  Receive();
+  state_.End(absl::AbortedError("ended by a test"));
+  EXPECT_FALSE(stream_.Drive(Late(), [] { return false; }));
+  stream_.Wake(StepStream::Urgency::kNow);
+  Await(*answer);
+  EXPECT_EQ(answer->status.message(), "ended by a test");
 }
 
 // ----------------------------------------------------------------------------------------------------- ends

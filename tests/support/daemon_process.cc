@@ -186,6 +186,9 @@ int DaemonProcess::Reap() {
 
 void DaemonProcess::Signal(int signal) const {
   KVPOOL_CHECK(pid_ > 0 && kill(pid_, signal) == 0, "no daemon to send signal %d to", signal);
+  // Its threads run on for some microseconds, in which an engine gets an answer.
+  siginfo_t stopped;
+  if (signal == SIGSTOP) waitid(P_PID, static_cast<id_t>(pid_), &stopped, WSTOPPED | WEXITED | WNOWAIT);
 }
 
 int DaemonProcess::End(int signal) {
