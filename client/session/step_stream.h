@@ -49,7 +49,7 @@ class StepStream {
   enum class Urgency {
     kSoon,
     kNow,
-    kAwaited,  // At once, by the caller if it can: it is to wait for the answer.
+    kAwaited,  // The caller is to wait for the answer, and sends it itself if it can.
   };
   // Tells the thread that there is something to send. Any thread.
   void Wake(Urgency urgency);
