@@ -8,7 +8,7 @@
 // are not urgent need no waking, which would cost the engine's thread a few microseconds:
 //
 //   awake   looks at the commands by itself before it rests     Wake does nothing
-//   nap     looks again within a millisecond                    Wake wakes it if it is urgent
+//   nap     looks again within 4 ms                             Wake wakes it if it is urgent
 //   sleep   waits until something arrives                       Wake wakes it
 //
 // A thread that waits for an answer does the work itself while the stream's rests: it writes its batch, and reads the answer. A Match then
