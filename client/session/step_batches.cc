@@ -227,6 +227,9 @@ void StepBatches::OnResponse(v1::StepResponse* response) {
       if (batch->request.sequence() != completion.sequence()) continue;
       if (completion.index() >= batch->answers.size()) continue;
       const v1::Operation& operation = batch->request.operations(static_cast<int>(completion.index()));
+      batch->completed.resize(batch->answers.size());
+      if (batch->completed[completion.index()]) continue;
+      batch->completed[completion.index()] = true;
       parked = {operation.verb_case(), BlocksNamed(operation), std::move(batch->answers[completion.index()])};
     }
     if (parked.verb == v1::Operation::VERB_NOT_SET) continue;  // It came twice.
@@ -261,6 +264,7 @@ void StepBatches::OnResponse(v1::StepResponse* response) {
     batch->request.Clear();
     batch->answers.clear();
     batch->flushes.clear();
+    batch->completed.clear();
     batch->match_keys = 0;
     spare_.push_back(std::move(batch));
     if (over) {
@@ -289,6 +293,7 @@ void StepBatches::OnResult(Batch* batch, int index, v1::OperationResult* result)
   }
   std::shared_ptr<AnswerState>& answer = batch->answers[index];
   if (result->parked()) {
+    if (!batch->completed.empty() && batch->completed[index]) return;
     parked_[{batch->request.sequence(), static_cast<uint32_t>(index)}] = {
         operation.verb_case(), BlocksNamed(operation), std::move(answer)};
   } else if (answer != nullptr) {

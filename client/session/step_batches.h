@@ -61,6 +61,8 @@ class StepBatches {
     v1::StepRequest request;
     std::vector<std::shared_ptr<AnswerState>> answers;  // Parallel to the operations.
     std::vector<std::shared_ptr<AnswerState>> flushes;  // These wait for this batch's answer.
+    std::vector<bool>
+        completed;  // Parallel, or empty: the operation's completion came before the batch's own answer.
     uint64_t match_keys = 0;
   };
   using ParkedId = std::pair<uint64_t, uint32_t>;  // The batch's sequence, and the index in it.

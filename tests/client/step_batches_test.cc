@@ -215,9 +215,19 @@ TEST_F(StepBatchesTest, ACompletionMayComeBeforeTheRepeatedAnswer) {
   v1::Completion& completion = *response.add_completions();
   completion.set_sequence(again.sequence());
   completion.mutable_result()->mutable_seal()->add_canonical(Block(1).Pack());
+  completion.mutable_result()->mutable_seal()->add_refused()->set_message("stale");
+  // A daemon that is asked again says again what it has said.
+  v1::StepResponse more;
+  *more.add_completions() = completion;
+  *response.add_completions() = completion;
   batches_.OnResponse(&response);
   EXPECT_EQ(answer->phase, AnswerState::kReady);
   EXPECT_THAT(answer->result.seal().canonical(), SizeIs(1));
+  const uint64_t refused = state_.refused;
+  EXPECT_EQ(refused, 1u);
+  // Nothing waits for it any more.
+  batches_.OnResponse(&more);
+  EXPECT_EQ(state_.refused, refused);
 }
 
 TEST_F(StepBatchesTest, ARefusedBatchAnswersAllItsOperations) {
