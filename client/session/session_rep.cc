@@ -294,12 +294,8 @@ std::shared_ptr<AnswerState> SessionRep::NewAnswer(Session* session) {
 }
 
 // A fork has neither the stream's thread nor a right to its bytes.
-bool SessionRep::Drive(Deadline deadline, absl::FunctionRef<bool()> done) {
-  return done() || (!forked() && stream->Drive(deadline, done));
-}
-
 bool SessionRep::Await(Deadline deadline, absl::FunctionRef<bool()> done) {
-  return Drive(deadline, done) || state.signal.Await(deadline, done);
+  return forked() ? state.signal.Await(deadline, done) : stream->Await(deadline, done);
 }
 
 absl::Status SessionRep::Await(const AnswerState& answer, Deadline deadline) {

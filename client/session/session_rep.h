@@ -62,7 +62,7 @@ class SessionRep {
   // Waits for a change that the stream brings. False: `done` does not hold at the deadline.
   bool Await(Deadline deadline, absl::FunctionRef<bool()> done);
   // Whether `done` holds, after a look at what has come.
-  bool Look(absl::FunctionRef<bool()> done) { return Drive(Deadline(), done); }
+  bool Look(absl::FunctionRef<bool()> done) { return forked() ? done() : stream->Look(done); }
   // Waits for an answer of which only the status matters.
   absl::Status Await(const AnswerState& answer, Deadline deadline);
   // Waits for a refill after the first `refills_before`; false: the deadline passed.
@@ -109,7 +109,6 @@ class SessionRep {
       fences;  // The fences' thread, made by the first step that ends on a CUDA stream.
 
  private:
-  bool Drive(Deadline deadline, absl::FunctionRef<bool()> done);
   absl::Status OpenOn(std::string_view invitation, Deadline deadline);
   absl::Status AwaitMemory(Deadline deadline);
 

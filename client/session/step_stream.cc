@@ -146,14 +146,16 @@ class StepStream::Rep {
   }
   void Wake(Urgency urgency);
   bool Drive(steady_clock::time_point deadline, absl::FunctionRef<bool()> done) ABSL_LOCKS_EXCLUDED(drive_);
+  bool Await(steady_clock::time_point deadline, absl::FunctionRef<bool()> done) ABSL_LOCKS_EXCLUDED(drive_);
   void OnDaemonChange();
   void Stop();
 
  private:
-  enum class Mode { kAwake, kNap, kSleep };
+  enum class Mode { kAwake, kDoze, kNap, kSleep };
   enum class Who { kThread, kCaller };
 
   void EndThread();
+  void Rouse();
   void Run() ABSL_LOCKS_EXCLUDED(drive_);
   // One stream, from its start to its end, of which last_status_ tells. True: it carried at least one answer.
   bool RunStream() ABSL_EXCLUSIVE_LOCKS_REQUIRED(drive_);
@@ -195,6 +197,7 @@ class StepStream::Rep {
   std::atomic<bool> changed_{false};  // The daemon is gone or back: a pause is over.
   std::atomic<Mode> mode_{Mode::kAwake};
   std::atomic<bool> woken_{false};  // Somebody writes to wake_, or has.
+  std::atomic<int> sleepers_{0};    // Callers that have given up driving, and wait.
 
   // Held by the thread whenever it does not wait, and by a caller that does its work. Before there is a thread nobody needs it.
   Mutex drive_;
@@ -259,8 +262,12 @@ void StepStream::Rep::Stop() {
 
 void StepStream::Rep::Wake(Urgency urgency) {
   const Mode mode = mode_.load(std::memory_order_seq_cst);
-  if (mode == Mode::kAwake || (mode == Mode::kNap && urgency == Urgency::kSoon)) return;
+  if (mode == Mode::kAwake || (mode != Mode::kSleep && urgency == Urgency::kSoon)) return;
   if (urgency == Urgency::kAwaited && WriteAtOnce()) return;
+  Rouse();
+}
+
+void StepStream::Rep::Rouse() {
   if (woken_.exchange(true, std::memory_order_seq_cst)) return;
   KVPOOL_CHECK(eventfd_write(wake_.get(), 1) == 0, "eventfd_write: errno %d", errno);
 }
@@ -279,7 +286,8 @@ bool StepStream::Rep::WriteAtOnce() {
 
 bool StepStream::Rep::Drive(steady_clock::time_point deadline, absl::FunctionRef<bool()> done) {
   if (!drive_.TryLock()) return false;
-  const auto until = std::min(deadline, steady_clock::now() + kMostDriven);
+  const auto begin = steady_clock::now();
+  const auto until = std::clamp(deadline, begin, begin + kMostDriven);
   bool in_time = true;
   while (drivable() && !done() && in_time) {
     Write();
@@ -293,9 +301,26 @@ bool StepStream::Rep::Drive(steady_clock::time_point deadline, absl::FunctionRef
     ended_ = !Read(Who::kCaller);
   }
   const bool seen = done();
-  const bool left_over = ended_ || handed_over_ || (connection_ != nullptr && connection_->writer.pending());
+  // An answer makes room, and gives back what nobody waits for any more.
+  if (drivable()) Write();
+  // The thread may sleep on: poll() looks again before it returns, and what woke it has been read here.
+  const bool left_over = connection_ != nullptr && (ended_ || handed_over_ || over() || !writable_ ||
+                                                    connection_->writer.pending() || batches_->HasWork());
+  if (left_over) Wake(Urgency::kNow);  // Stop closes the eventfd with the lock.
   drive_.Unlock();
-  if (left_over) Wake(Urgency::kNow);
+  return seen;
+}
+
+bool StepStream::Rep::Await(steady_clock::time_point deadline, absl::FunctionRef<bool()> done) {
+  if (Drive(deadline, done)) return true;
+  if (deadline <= steady_clock::now()) return done();
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  {
+    MutexLock lock(&drive_);  // Stop closes the eventfd with it.
+    if (mode_.load(std::memory_order_seq_cst) == Mode::kDoze) Rouse();
+  }
+  const bool seen = state_->signal.Await(deadline, done);
+  sleepers_.fetch_sub(1, std::memory_order_relaxed);
   return seen;
 }
 
@@ -323,21 +348,18 @@ void StepStream::Rep::Wait(pollfd* connection, int timeout_ms) {
 
 void StepStream::Rep::AwaitEvent() {
   const bool nap = idle_naps_ < kNapsBeforeSleep;
-  mode_.store(nap ? Mode::kNap : Mode::kSleep, std::memory_order_seq_cst);
-  // This looks once more after the mode was published: an earlier command or change found the thread awake and woke nobody.
+  // The next answer is for a caller that will have driven. It would wake this thread, too.
+  bool doze = nap && batches_->all_answered();
+  mode_.store(doze ? Mode::kDoze : nap ? Mode::kNap : Mode::kSleep, std::memory_order_seq_cst);
+  // This looks once more after the mode was published: an earlier command, change or sleeper found the thread awake and woke nobody.
   LetMatchesGoIfAway();
+  doze = doze && sleepers_.load(std::memory_order_seq_cst) == 0;
   int timeout_ms = nap ? static_cast<int>(kNap.count()) : -1;
   const bool work = !connection_->writer.pending() && batches_->HasWork();
   if (over() || !writable_ || ended_ || handed_over_ || work) timeout_ms = 0;
   pollfd polled = connection_->polled();
-  if (nap && batches_->all_answered()) {
-    // The next answer is for a caller that will have driven. It wakes this thread, too, only if it sleeps.
-    Wait(nullptr, timeout_ms);
-    if (poll(&polled, 1, 0) <= 0) return;
-  } else {
-    Wait(&polled, timeout_ms);
-  }
-  connection_->OnPolled(polled.revents);
+  Wait(doze ? nullptr : &polled, timeout_ms);
+  if (!doze || poll(&polled, 1, 0) > 0) connection_->OnPolled(polled.revents);
 }
 
 void StepStream::Rep::TakeResponse() {
@@ -474,8 +496,9 @@ absl::StatusOr<v1::AddMemberResult> StepStream::AddMember(const v1::AddMember& r
 
 void StepStream::Start(StepBatches* batches, SessionState* state) { rep_->Start(batches, state); }
 void StepStream::Wake(Urgency urgency) { rep_->Wake(urgency); }
-bool StepStream::Drive(steady_clock::time_point deadline, absl::FunctionRef<bool()> done) {
-  return rep_->Drive(deadline, done);
+bool StepStream::Look(absl::FunctionRef<bool()> done) { return done() || rep_->Drive({}, done); }
+bool StepStream::Await(steady_clock::time_point deadline, absl::FunctionRef<bool()> done) {
+  return done() || rep_->Await(deadline, done);
 }
 void StepStream::OnDaemonChange() { rep_->OnDaemonChange(); }
 void StepStream::Stop() { rep_->Stop(); }

@@ -8,7 +8,8 @@
 // are not urgent need no waking, which would cost the engine's thread a few microseconds:
 //
 //   awake   looks at the commands by itself before it rests     Wake does nothing
-//   nap     looks again within 4 ms                             Wake wakes it if it is urgent
+//   doze    looks again within 4 ms; nothing is unanswered      Wake wakes it if it is urgent
+//   nap     the same, and looks at what arrives                 Wake wakes it if it is urgent
 //   sleep   waits until something arrives                       Wake wakes it
 //
 // A thread that waits for an answer does the work itself while the stream's rests: it writes its batch, and reads the answer. A Match then
@@ -53,9 +54,11 @@ class StepStream {
   };
   // Tells the thread that there is something to send. Any thread.
   void Wake(Urgency urgency);
-  // Does the thread's work in its place, for at most some milliseconds, until `done` holds. False: it does not, and the thread goes
-  // on; the caller may sleep until it is told. Any thread. REQUIRES: Start was called.
-  bool Drive(std::chrono::steady_clock::time_point deadline, absl::FunctionRef<bool()> done);
+  // Waits for a change that the stream brings: does the thread's work in its place for some milliseconds, and then sleeps. False: `done`
+  // does not hold at the deadline. Any thread. REQUIRES: Start was called.
+  bool Await(std::chrono::steady_clock::time_point deadline, absl::FunctionRef<bool()> done);
+  // Whether `done` holds, after a look at what has come.
+  bool Look(absl::FunctionRef<bool()> done);
   // The daemon is gone, or back, or the session is over: looks at once. Any thread.
   void OnDaemonChange();
   // Ends the thread and the connection; whoever waits for an answer is told that there will be none. From

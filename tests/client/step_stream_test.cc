@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -132,10 +133,8 @@ class StepStreamTest : public ::testing::Test {
     stream_.Wake(urgency);
     return answer;
   }
-  // As a session waits.
-  bool DriveOrAwait(const AnswerState& answer) {
-    const auto ready = [&] { return answer.ready(); };
-    return stream_.Drive(Late(), ready) || state_.signal.Await(Late(), ready);
+  bool AwaitDriving(const AnswerState& answer) {
+    return stream_.Await(Late(), [&] { return answer.ready(); });
   }
   void Await(const AnswerState& answer) {
     EXPECT_TRUE(state_.signal.Await(Late(), [&] { return answer.phase.load() == AnswerState::kReady; }));
@@ -269,7 +268,7 @@ TEST_F(StepStreamTest, ACallerThatWaitsTakesItsAnswer) {
     const bool too_late = answer->ready();
     Answer(Receive());
     const auto ready = [&] { return answer->ready(); };
-    if (stream_.Drive(Late(), ready) && !too_late) ++taken;
+    if (stream_.Look(ready) && !too_late) ++taken;
     Await(*answer);
   }
   EXPECT_GT(taken, 0) << "the stream's thread was faster each time, or nobody else takes answers";
@@ -286,7 +285,7 @@ TEST_F(StepStreamTest, ACallerLeavesNoticesToTheThread) {
     response.add_results();
     response.add_notices()->set_kind(v1::NOTICE_KIND_CAPACITY);
     SendBytes(response.SerializeAsString());
-    ASSERT_TRUE(DriveOrAwait(*answer));
+    ASSERT_TRUE(AwaitDriving(*answer));
     ASSERT_NE(told_, std::thread::id());
     ASSERT_NE(told_, std::this_thread::get_id()) << "in round " << i;
   }
@@ -297,7 +296,7 @@ TEST_F(StepStreamTest, CallersThatDriveFindTheStreamsEnd) {
   for (uint64_t i = 1; i <= 20; ++i) {
     const auto answer = Touch(1, StepStream::Urgency::kAwaited);
     const v1::StepRequest batch = Receive();
-    auto waits = std::async(std::launch::async, [&] { return DriveOrAwait(*answer); });
+    auto waits = std::async(std::launch::async, [&] { return AwaitDriving(*answer); });
     // Both ends of a stream, before and after its last answer.
     if (i % 2 == 0) Answer(batch);
     if (i % 4 < 2) {
@@ -323,7 +322,7 @@ TEST_F(StepStreamTest, ManyCallersDriveOneStream) {
     for (int k = 0; k < 8; ++k) answers.push_back(Touch(1, StepStream::Urgency::kAwaited));
     std::vector<std::future<bool>> waits;
     for (const auto& answer : answers) {
-      waits.push_back(std::async(std::launch::async, [&] { return DriveOrAwait(*answer); }));
+      waits.push_back(std::async(std::launch::async, [&] { return AwaitDriving(*answer); }));
     }
     for (int operations = 0; operations < 8;) {
       const v1::StepRequest batch = Receive();
@@ -334,12 +333,100 @@ TEST_F(StepStreamTest, ManyCallersDriveOneStream) {
   }
 }
 
+TEST_F(StepStreamTest, ADeadlineMayBeAnyTimeAgo) {
+  Start();
+  const auto answer = Touch(1, StepStream::Urgency::kAwaited);
+  const v1::StepRequest batch = Receive();
+  for (const auto deadline :
+       {steady_clock::time_point::min(), steady_clock::time_point(), steady_clock::now()}) {
+    EXPECT_FALSE(stream_.Await(deadline, [&] { return answer->ready(); }));
+  }
+  Answer(batch);
+  EXPECT_TRUE(stream_.Await(steady_clock::time_point::max(), [&] { return answer->ready(); }));
+}
+
+// On one processor a caller that is awake reads before the stream's thread, which sleeps: what follows from the answer is the
+// caller's to see to.
+class StepStreamOnOneProcessorTest : public StepStreamTest {
+ protected:
+  void SetUp() override {
+    StepStreamTest::SetUp();
+    ASSERT_EQ(sched_getaffinity(0, sizeof(all_), &all_), 0);
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+    Start();
+  }
+  void TearDown() override {
+    StepStreamTest::TearDown();
+    sched_setaffinity(0, sizeof(all_), &all_);
+  }
+  // Until the stream's thread sleeps.
+  static void Rest() { std::this_thread::sleep_for(std::chrono::milliseconds(30)); }
+  cpu_set_t all_;
+};
+
+TEST_F(StepStreamOnOneProcessorTest, WhatAnAnswerGivesBackIsReleased) {
+  for (uint32_t i = 1; i <= 5; ++i) {
+    Rest();
+    Command* match = commands_.Vacant();
+    match->verb = Command::Verb::kMatch;
+    match->blocks.clear();
+    match->groups.assign(1, {.group = 0, .key_bytes = 4, .count = 1});
+    match->keys = "key1";
+    match->answer = std::make_shared<AnswerState>();
+    match->answer->phase = AnswerState::kAbandoned;
+    commands_.Publish();
+    const auto answer = Touch(1, StepStream::Urgency::kAwaited);
+    const v1::StepRequest batch = Receive();
+    ASSERT_EQ(batch.operations_size(), 2);
+    v1::StepResponse response;
+    response.set_sequence(batch.sequence());
+    const BlockRef found = {BlockId{i}, 1};
+    response.add_results()->mutable_match()->add_groups()->add_blocks(found.Pack());
+    response.add_results();
+    SendBytes(response.SerializeAsString());
+    ASSERT_TRUE(AwaitDriving(*answer));
+    const v1::StepRequest release = Receive();
+    ASSERT_EQ(release.operations_size(), 1);
+    EXPECT_EQ(release.operations(0).release().blocks(0), found.Pack());
+    Answer(release);
+  }
+}
+
+TEST_F(StepStreamOnOneProcessorTest, AnEndThatACallerFindsIsToldToAll) {
+  const auto parked = Touch();
+  const v1::StepRequest first = Receive();
+  v1::StepResponse later;
+  later.set_sequence(first.sequence());
+  later.add_results()->set_parked(true);
+  SendBytes(later.SerializeAsString());
+  Rest();
+  Command* ref = commands_.Vacant();
+  ref->verb = Command::Verb::kRef;
+  ref->blocks.assign(1, BlockRef{BlockId{1}, 1});
+  ref->answer.reset();
+  commands_.Publish();
+  const auto answer = Touch(1, StepStream::Urgency::kAwaited);
+  const v1::StepRequest batch = Receive();
+  ASSERT_EQ(batch.operations_size(), 2);
+  v1::StepResponse response;
+  response.set_sequence(batch.sequence());
+  response.add_results()->set_code(static_cast<int>(absl::StatusCode::kFailedPrecondition));
+  response.add_results();
+  SendBytes(response.SerializeAsString());
+  ASSERT_TRUE(AwaitDriving(*answer));
+  Await(*parked);
+  EXPECT_THAT(WordsOf(parked->status), HasSubstr("the daemon refused ref"));
+}
+
 TEST_F(StepStreamTest, NobodyDrivesASessionThatIsOver) {
   Start();
   const auto answer = Touch(1, StepStream::Urgency::kAwaited);
   Receive();
   state_.End(absl::AbortedError("ended by a test"));
-  EXPECT_FALSE(stream_.Drive(Late(), [] { return false; }));
+  EXPECT_FALSE(stream_.Look([] { return false; }));
   stream_.Wake(StepStream::Urgency::kNow);
   Await(*answer);
   EXPECT_EQ(answer->status.message(), "ended by a test");
