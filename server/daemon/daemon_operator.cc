@@ -217,10 +217,10 @@ absl::Status Daemon::Revoke(const v1::RevokeRequest& request, v1::RevokeResponse
     found = true;
     Space& space = *session->space;
     SpaceTurn turn(space);
-    Member* lead = session->lead();
-    if (session->ended || lead->listener == nullptr) continue;
-    space.state.sessions.Post(lead, v1::NOTICE_KIND_REVOKE,
-                              {.value = request.blocks(), .detail = "an operator asks"});
+    const auto hears = [](const auto& member) { return member->listener != nullptr; };
+    if (session->ended || std::none_of(session->members.begin(), session->members.end(), hears)) continue;
+    space.state.sessions.PostAll(session.get(), v1::NOTICE_KIND_REVOKE,
+                                 {.value = request.blocks(), .detail = "an operator asks"});
     response->set_sessions_asked(response->sessions_asked() + 1);
   }
   if (!found) return absl::NotFoundError(absl::StrCat("session ", request.session(), " does not exist"));

@@ -232,8 +232,8 @@ void GiveBack::AskHolders(const Turn& turn) {
     if (session == nullptr || session->ended || (blocks == 1 && Index(session->sink.id) > pool_.keep()))
       continue;
     // A magazine gives the oldest of its stock, whichever they are; what it leases next does not lie in the slab.
-    sessions_.Post(session->lead(), v1::NOTICE_KIND_REVOKE,
-                   {.value = pool_.holdings(holder).leased, .detail = "memory is to be given back"});
+    sessions_.PostAll(session, v1::NOTICE_KIND_REVOKE,
+                      {.value = pool_.holdings(holder).leased, .detail = "memory is to be given back"});
   }
 }
 

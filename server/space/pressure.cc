@@ -52,8 +52,8 @@ void Pressure::AskForLeases(uint64_t now) {
     const BlockPool::Holdings holdings = pool_.holdings(session->holder);
     const uint32_t guaranteed = holdings.limits.guaranteed;
     if (holdings.leased <= 1 || holdings.charged <= guaranteed) continue;
-    sessions_.Post(
-        session->lead(), v1::NOTICE_KIND_REVOKE,
+    sessions_.PostAll(
+        session, v1::NOTICE_KIND_REVOKE,
         {.value = std::min(missing, holdings.charged - guaranteed), .detail = "the space is under pressure"});
   }
 }

@@ -108,11 +108,4 @@ Member* Session::AddMember(MemberIdentity identity) {
   return member;
 }
 
-Member* Session::lead() const {
-  for (const auto& member : members) {
-    if (member->identity.scheduler) return member.get();
-  }
-  return members.front().get();
-}
-
 }  // namespace kvpool

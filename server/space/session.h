@@ -144,8 +144,6 @@ class Session : public std::enable_shared_from_this<Session> {
   // INVALID_ARGUMENT: the session has no such rank. FAILED_PRECONDITION: the role is taken.
   absl::Status CheckRole(bool scheduler, uint32_t rank) const;
   Member* AddMember(MemberIdentity identity);
-  // The member that keeps the magazine: the scheduler, or the first one.
-  Member* lead() const;
 
   const std::shared_ptr<Space> space;
   const SessionTerms terms;

@@ -402,6 +402,25 @@ TEST_F(SessionFailureTest, ARevocationTakesUnusedBlocksOnly) {
   EXPECT_TRUE(session->LeaseWithin(1, Soon()).ok()) << "the magazine fills again when the engine asks";
 }
 
+TEST_F(SessionFailureTest, ARevocationReachesTheMemberThatKeepsBlocks) {
+  StartDaemon("16MiB");
+  SessionOptions options = OptionsFor(daemon_->socket());
+  options.magazine_blocks = 64;
+  const auto rank = Open(options);
+  ASSERT_NE(rank, nullptr);
+  ASSERT_TRUE(rank->LeaseWithin(10, Soon()).ok());  // They go into its magazine.
+  options.role.set_scheduler(true);
+  const auto scheduler = Session::Join(options, rank->Invitation());
+  ASSERT_TRUE(scheduler.ok()) << scheduler.status();
+  v1::RevokeRequest request;
+  request.set_blocks(1000);
+  // Members hear of it by and by.
+  for (const Deadline deadline = Soon(); Counts().leased() > 1;) {  // The sink stays.
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline) << Counts().leased() << " blocks are leased";
+    ASSERT_TRUE(Operator().Revoke(request).ok());
+  }
+}
+
 TEST_F(SessionFailureTest, AMembersDeathEndsTheSession) {
   StartDaemon("32MiB", {"--device=host,host"});
   const auto first = Open(RankOptions(0));

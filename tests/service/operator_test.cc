@@ -329,11 +329,12 @@ TEST_F(OperatorTest, RevokeAsksTheMemberThatKeepsTheMagazine) {
   rank->Pending();
   ASSERT_TRUE(daemon_->Revoke(request, &response).ok());
   EXPECT_EQ(response.sessions_asked(), 1);
-  const v1::StepResponse told = scheduler->Pending();
-  ASSERT_EQ(told.notices_size(), 1);
-  EXPECT_EQ(told.notices(0).kind(), v1::NOTICE_KIND_REVOKE);
-  EXPECT_EQ(told.notices(0).value(), 5);
-  EXPECT_EQ(rank->Pending().notices_size(), 0);
+  // Either may keep a magazine.
+  for (const v1::StepResponse& told : {scheduler->Pending(), rank->Pending()}) {
+    ASSERT_EQ(told.notices_size(), 1);
+    EXPECT_EQ(told.notices(0).kind(), v1::NOTICE_KIND_REVOKE);
+    EXPECT_EQ(told.notices(0).value(), 5);
+  }
   request.set_session(99);
   EXPECT_EQ(daemon_->Revoke(request, &response).message(), "session 99 does not exist");
 }
