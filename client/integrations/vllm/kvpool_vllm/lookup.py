@@ -132,6 +132,8 @@ class Lookup:
     def came(self, request: Request) -> None:
         keys.update(request)
         asked = self._requests[request.request_id] = _Asked(request)
+        if keys.reloads_another(request):
+            self.adapter_changed(request.lora_request.lora_int_id)
         if len(self._ahead) < _AHEAD and self._usable():
             self._ahead.add(request.request_id)
             self._ask(asked)
@@ -289,10 +291,14 @@ class Lookup:
         """From now on no other engine has this engine's keys."""
         self.private = secrets.token_bytes(32)
         for asked in self._requests.values():
-            asked.pending = None
-            self._release(asked.refs)
-            asked.refs, asked.saved = None, 0
+            self._forget(asked)
         return True
+
+    def _forget(self, asked: _Asked) -> None:
+        """What is known of its prefix."""
+        asked.pending = None
+        self._release(asked.refs)
+        asked.refs, asked.saved = None, 0
 
     def weights_changed(self) -> None:
         """What was computed before is not found any more, in vLLM's own cache either: it would be saved. What a request goes on with
@@ -301,11 +307,21 @@ class Lookup:
         keys.new_root()
         keys.take_root(get_hash_fn_by_name(self.hash_name))
         for asked in self._requests.values():
-            request = asked.request
-            asked.mixed = request.num_computed_tokens > 0
-            if asked.mixed:
-                request.cache_salt, request.kvpool_shared = secrets.token_hex(16), 0
-            keys.make_anew(request)
+            self._compute_otherwise(asked)
+
+    def adapter_changed(self, number: int) -> None:
+        """What was saved stays what it was; what comes is found by others who have the same adapter."""
+        for request in keys.renamed(number, [asked.request for asked in self._requests.values()]):
+            asked = self._requests[request.request_id]
+            self._forget(asked)
+            self._compute_otherwise(asked)
+
+    def _compute_otherwise(self, asked: _Asked) -> None:
+        request = asked.request
+        asked.mixed = request.num_computed_tokens > 0
+        if asked.mixed:
+            request.cache_salt, request.kvpool_shared = secrets.token_hex(16), 0
+        keys.make_anew(request)
 
     def close(self) -> None:
         leave(self.session, logger)

@@ -104,7 +104,7 @@ class _Pooled(scheduler.Scheduler):
         if not isinstance(self.pool, KvPoolBlockPool):
             raise RuntimeError(f"the block pool is a {type(self.pool).__name__}, not kvpool_vllm's: this vLLM makes it elsewhere")
         self.pool.steps_overlap = isinstance(self, async_scheduler.AsyncScheduler)
-        core.when_weights_change(self.weights_changed)
+        core.listen(self)
         self._opener = Opener(space.open_again, logger)
         # Behind a move, requests whose layers have a state said something else than before it.
         self._can_move = not any(group.has_states for group in space.terms.groups)
@@ -170,16 +170,31 @@ class _Pooled(scheduler.Scheduler):
         """Nothing that was computed before is found, and nothing that comes is found by others, who may have other weights."""
         self.pool.forget_what_was_computed()
         for request in self.requests.values():
-            self.pool.let_go(request.request_id)
-            request.kvpool_mixed = request.num_computed_tokens > 0  # It goes on, as vLLM has it.
+            self._compute_otherwise(request)
         keys.new_root()
         self._rehash()
+
+    def adapter_changed(self, number: int) -> None:
+        """What was sealed stays what it was; what comes is found by others who have the same adapter."""
+        changed = keys.renamed(number, self.requests.values())
+        if changed:
+            self.pool.forget_what_was_computed()
+        for request in changed:
+            self._compute_otherwise(request)
+            request.kvpool_asked = None  # Its prefix is another, and is asked for at its turn.
+            keys.make_anew(request)
+
+    def _compute_otherwise(self, request: Request) -> None:
+        self.pool.let_go(request.request_id)
+        request.kvpool_mixed = request.num_computed_tokens > 0  # It goes on, as vLLM has it.
 
     def add_request(self, request: Request) -> None:
         goes_on = request.request_id in self.requests  # More input of a session that streams it: behind what it has computed.
         super().add_request(request)
         if not goes_on:
             keys.update(request)
+            if keys.reloads_another(request):
+                self.adapter_changed(request.lora_request.lora_int_id)
             self.pool.ask(request)
 
     def _update_request_as_session(self, session: Request, *arguments: Any, **more: Any) -> None:
