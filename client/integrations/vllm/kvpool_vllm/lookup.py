@@ -90,16 +90,14 @@ class Lookup:
     def _join(self, invitation: Invitation, timeout: float) -> None:
         session = self.terms.session(client_name="vllm scheduler", warmup=False, scheduler=True, give_back="any_time", open_timeout=timeout,
                                      tenant=self.options.tenant, invitation=invitation.secret)
-        self.close()
-        # What the session before held went with it.
-        for asked in self._requests.values():
-            asked.pending, asked.refs, asked.saved = None, None, 0
-        self._held.clear()
-        self.damaged.clear()
+        self._leave()
         self.session, self.number, self.detached = session, invitation.session, False
 
     def _join_again(self, invitation: Invitation) -> None:
-        if invitation.session == self.number or time.monotonic() < self._quiet_until:
+        if invitation.session == self.number:
+            return
+        self._leave()
+        if time.monotonic() < self._quiet_until:
             return
         before = self.number
         try:
@@ -109,6 +107,15 @@ class Lookup:
         except kvpool.KvpoolError as error:
             self._quiet_until = time.monotonic() + _QUIET_S
             logger.error("the session that KvPoolConnector's worker has opened can't be joined: %s", error)
+
+    def _leave(self) -> None:
+        """The worker has left the session: what is held in it can't be loaded any more."""
+        for asked in self._requests.values():
+            asked.pending, asked.refs, asked.saved = None, None, 0
+        self._held.clear()
+        self.damaged.clear()
+        self._detach("its worker has left the session")
+        self.close()
 
     def _usable(self) -> bool:
         """Whether there is a kvpoold. The keys are checked with the first request: by then vLLM has made their root."""
@@ -325,3 +332,4 @@ class Lookup:
 
     def close(self) -> None:
         leave(self.session, logger)
+        self.session = None
