@@ -123,6 +123,7 @@ class _Pooled(scheduler.Scheduler):
         if pool.detached and not pool.own:
             if not self._can_move:
                 raise RuntimeError("kvpoold is gone: an engine whose layers have a state does not go on without it")
+            self._opener.lost()
             self._move(None)
         elif pool.own and self._can_move and (session := self._opener.take()) is not None:
             self._move(session)
@@ -133,7 +134,7 @@ class _Pooled(scheduler.Scheduler):
         why = space.move(session)
         if why and session is not None:
             logger.error("the kvpoold that is there again could not be joined: %s", why)
-            self._opener.failed()
+            self._opener.lost()
             session, why = None, space.move(None)
         if why:
             raise RuntimeError(f"kvpoold is gone, and this engine can't go on in memory of its own: {why}")
