@@ -59,6 +59,7 @@ def prepare(core: Any, vllm_config: VllmConfig, pooled: bool, initialize: Callab
 
 
 def _plan(core: Any, vllm_config: VllmConfig, initialize: Callable[[], KVCacheConfig]) -> KVCacheConfig:
+    from kvpool_vllm import worker
     from kvpool_vllm.space import attach, choose_layout
     executor = core.model_executor
     choose_layout(vllm_config, executor.get_supported_kv_cache_layouts())
@@ -69,6 +70,7 @@ def _plan(core: Any, vllm_config: VllmConfig, initialize: Callable[[], KVCacheCo
         attach(vllm_config, kv_cache_configs, executor)
         planned.append(kv_cache_configs[0])
         vllm_config.cache_config.num_gpu_blocks = kv_cache_configs[0].num_blocks
+        executor.collective_rpc(worker.prepare)
         return hand_over(kv_cache_configs, *rest, **more)
 
     executor.initialize_from_config = initialize_from_config

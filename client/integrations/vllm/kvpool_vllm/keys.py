@@ -169,9 +169,9 @@ def adapter_is_the_same(request: Any) -> bool:
     return loaded == files[1] == adapter_digest(files[0])
 
 
-def adapter_keys(request: Any, original: Callable[[Any], list[Any]]) -> list[Any]:
-    if _seed is None or not request.lora_request:
-        return original(request)
+def adapter_keys(request: Any) -> list[tuple[str, str]]:
+    if not request.lora_request:
+        return []
     if getattr(request, "kvpool_adapter", None) is None:
         _rename(request)
     return [("lora", request.kvpool_adapter)]
@@ -213,8 +213,6 @@ def content_digest(data: Any) -> str:
 def name_images(request: Any) -> None:
     """Names what a request has beside text by its content, here: its sender may name it as he likes. vLLM then keeps what its encoder
     made of it under that name, too. What has no content here is found by this engine alone."""
-    if _seed is None:
-        return
     for feature in request.mm_features or ():
         if getattr(feature, "kvpool_named", False):
             continue
@@ -251,24 +249,28 @@ def shared_tokens(request: Any) -> int:
     return shared
 
 
-def salted_keys(request: Any, first: int, end: int, original: Callable[[], tuple[Any, Any]]) -> tuple[Any, Any]:
-    """vLLM's extra keys of the block of tokens [first, end), `original`, has the salt in the request's first block. A block that holds the
-    token behind what is shared gets it in its place."""
-    if _seed is None or not request.cache_salt:
+def extra_keys(request: Any, first: int, end: int, original: Callable[[], tuple[Any, Any]]) -> tuple[Any, Any]:
+    """vLLM's extra keys of the block of tokens [first, end), `original`, name an adapter as its sender does, and have the salt in the
+    request's first block. Here the adapter is named by content, and the block that holds the token behind what is shared has the salt."""
+    if _seed is None:
         return original()
+    name_images(request)
     # What it says when it comes holds: later words of a session that streams its input come behind keys that are made.
     if (shared := getattr(request, "kvpool_shared", None)) is None:
-        shared = request.kvpool_shared = shared_tokens(request)
-    if shared == 0:
-        return original()
-    salt, request.cache_salt = request.cache_salt, None
+        shared = request.kvpool_shared = shared_tokens(request) if request.cache_salt else 0
+    salt, lora = request.cache_salt, request.lora_request
+    keys = adapter_keys(request)
     try:
+        request.lora_request = None
+        if shared > 0:
+            request.cache_salt = None
         extra, *rest = original()
     finally:
-        request.cache_salt = salt
-    if first <= shared < end:
-        extra = (*(extra or ()), ("kvpool.salted.v1", salt))
-    return (extra, *rest)
+        request.cache_salt, request.lora_request = salt, lora
+    keys.extend(extra or ())
+    if shared > 0 and first <= shared < end:
+        keys.append(("kvpool.salted.v1", salt))
+    return (tuple(keys) or None, *rest)
 
 
 def is_taken(hash_name: str) -> bool:
