@@ -64,8 +64,3 @@ def test_an_adapter_of_the_encoder():
     """vLLM puts its name in front of the image's: what the encoder makes of it is another's."""
     plain, adapted = names(image(1, "cat", "cat"), image(1, "tuned:cat", "cat"))
     assert plain != adapted and keys._OWN in adapted
-
-
-def test_without_a_space_nothing_is_named():
-    keys._seed = None
-    assert names(image(1, "cat")) == ["cat"]

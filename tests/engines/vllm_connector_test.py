@@ -221,6 +221,21 @@ def test_what_was_found_before_the_daemon_was_lost(daemon, engine, stock):
     assert second.ask("facts")["detached"] == [True, True]
 
 
+def test_what_was_found_before_the_worker_left_the_session(daemon, engine, stock):
+    """It is there no more, and is no more loaded, though the scheduler does not join the new session yet. The second request was looked up,
+    and waits for blocks of vLLM's that the first one has."""
+    pool = UNHURRIED | {"socket": daemon.socket}
+    first = engine(connector=pool)
+    second = engine(connector=pool, transfer={"kv_load_failure_policy": "fail"}, num_gpu_blocks_override=24, max_model_len=704)
+    asked = prompts(2, seed=47, shortest=500, longest=500)
+    own = stock.generate(asked, tokens=100)["tokens"]
+    assert first.generate(asked, tokens=1)["tokens"] == [tokens[:1] for tokens in own]
+    first.ask("flush")
+    second.ask("leave", step=60)
+    assert second.generate(asked, tokens=100) == {"tokens": own, "cached": [whole_blocks(asked[0]), 0]}
+    assert second.ask("facts")["transfer"]["failed_blocks"] == 0
+
+
 @pytest.mark.parametrize("steps", [1, 30])
 def test_daemon_lost_while_serving(daemon, engine, stock, steps):
     one = engine(connector={"socket": daemon.socket}, max_num_seqs=4)

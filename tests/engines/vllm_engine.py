@@ -56,10 +56,11 @@ class Engine:
 
         self.scheduler._preempt_request, self.scheduler.update_from_output = counted, stepped
 
-    def generate(self, prompts, tokens=20, salt=None, shared=None, lora=None, kill=None, stop=None, weights=None):
+    def generate(self, prompts, tokens=20, salt=None, shared=None, lora=None, kill=None, stop=None, weights=None, adapters=()):
         """salt, shared: cache_salt, and how many tokens are in front of what it parts.
         At a step from now, of how many the last says: kill: [process, step]; stop: the same, and it goes on when the generation is over;
-        weights: [directory, way, step], as change_weights."""
+        weights: [directory, way, step], as change_weights; adapters: [[directory, step]], which are loaded in place.
+        lora: [name, directory], and whether vLLM loads it in place with each step of these requests."""
         from vllm import SamplingParams
         from vllm.lora.request import LoRARequest
         if kill is not None:
@@ -68,13 +69,15 @@ class Engine:
             self.at_step[self.steps + stop[1]] = lambda: os.kill(stop[0], signal.SIGSTOP)
         if weights is not None:
             self.at_step[self.steps + weights[2]] = lambda: self.change_weights(*weights[:2])
+        for directory, step in adapters:
+            self.at_step[self.steps + step] = lambda directory=directory: self.load_in_place(directory)
         salted = {} if salt is None else {"cache_salt": salt}
         arguments = None if shared is None else {"kvpool_shared_prefix_tokens": shared}
         try:
             outputs = self.llm.generate([{"prompt_token_ids": prompt, **salted} for prompt in prompts],
                                         SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False,
                                                        extra_args=arguments), use_tqdm=False,
-                                        lora_request=LoRARequest(lora[0], 1, lora[1]) if lora else None)
+                                        lora_request=LoRARequest(lora[0], 1, lora[1], load_inplace=len(lora) > 2 and lora[2]) if lora else None)
         finally:
             if stop is not None:
                 os.kill(stop[0], signal.SIGCONT)
@@ -123,6 +126,11 @@ class Engine:
                                  if isinstance(function, types.FunctionType) and vars(function).get("kvpool", False))
         # A module that imports vLLM's function by name has it there, too.
         return {"names": sorted(name for name in found if not name.endswith(".load_general_plugins") or name.startswith("vllm.plugins."))}
+
+    def load_in_place(self, directory):
+        """An adapter, of whatever name."""
+        from vllm.lora.request import LoRARequest
+        return {"done": self.llm.llm_engine.add_lora(LoRARequest("tuned", 1, directory, load_inplace=True))}
 
     def unload(self, number=1):
         """An adapter."""
@@ -212,6 +220,18 @@ class Engine:
             return found(request, computed)
 
         lookup.found = dies
+        return {}
+
+    def leave(self, step):
+        """The worker goes to another session in so many steps, while the scheduler asks nothing, as after an answer that came late."""
+        lookup, transfer = self.scheduler.connector.lookup, self.transfer()
+
+        def leaves():
+            lookup._quiet_until = float("inf")
+            transfer.close()
+            transfer._use(transfer._open(60))
+
+        self.at_step[self.steps + step] = leaves
         return {}
 
     def misfit(self):

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from kvpool.conform import processes
 from models import adapter
 from vllm_processes import PYTHON, assert_nothing_is_held, engines, prompts, whole_blocks
 
@@ -104,3 +105,78 @@ def test_an_adapter_overwritten_while_it_is_loaded(daemon, engine, tmp_path, how
     assert again["tokens"] == own
     if how == "pool":
         assert again["cached"] == [whole_blocks(prompt) for prompt in fresh]
+
+
+TUNED = {"enable_lora": True, "max_lora_rank": 8}
+
+
+@pytest.fixture(scope="module")
+def adapters(models, tmp_path_factory):
+    """Directories of two adapters, and a function for what stock vLLM says with one of them."""
+    directory = tmp_path_factory.mktemp("adapters")
+    one, two = (adapter(directory / name, seed=seed) for name, seed in (("one", 1), ("two", 2)))
+    with engines(models / "0") as start:
+        own = {path: start(**TUNED) for path in (one, two)}
+        yield one, two, lambda path, asked, **more: own[path].generate(asked, lora=["tuned", path], **more)["tokens"]
+
+
+@pytest.mark.parametrize("how", ["pool", "connector"])
+def test_an_adapter_loaded_in_place_while_requests_wait(daemon, engine, adapters, how):
+    """What waits is computed by the new one: it takes no prefix of the old one's, and leaves none under its name."""
+    one, two, own = adapters
+    first, second = by_both(daemon, functools.partial(engine, **TUNED, max_num_seqs=1), how)
+    asked = prompts(4, seed=101, shortest=150, shared=100)
+    for each in (second, first):
+        assert each.generate(asked[:1], lora=["tuned", one])["tokens"] == own(one, asked[:1])
+        each.ask("flush")
+    said = first.generate(asked, tokens=30, lora=["tuned", one], adapters=[[two, 5]])
+    assert said["tokens"][1:] == own(two, asked[1:], tokens=30)
+    first.generate(asked, tokens=30, lora=["tuned", two], adapters=[[one, 5]])
+    first.ask("flush")
+    assert second.generate(asked, lora=["tuned", one])["tokens"] == own(one, asked)
+    second.ask("load_in_place", directory=two)
+    assert second.generate(asked, lora=["tuned", two])["tokens"] == own(two, asked)
+
+
+@pytest.mark.parametrize("how", ["pool", "connector"])
+def test_an_adapter_loaded_in_place_and_back_while_requests_run(daemon, engine, adapters, how):
+    """Their blocks are of both, whatever the last one is."""
+    one, two, own = adapters
+    first, second = by_both(daemon, functools.partial(engine, **TUNED), how)
+    asked = prompts(4, seed=103, shortest=100)
+    answers = first.generate(asked, tokens=200, lora=["tuned", one], adapters=[[two, 20], [one, 100]])["tokens"]
+    first.ask("flush")
+    longer = [prompt + answer + [7] for prompt, answer in zip(asked, answers)]
+    assert second.generate(longer, lora=["tuned", one])["tokens"] == own(one, longer)
+
+
+@pytest.mark.parametrize("how", ["pool", "connector"])
+def test_requests_that_load_their_adapter_in_place(daemon, engine, adapters, how):
+    """vLLM has what they load from then on for all requests of the adapter's number."""
+    one, two, own = adapters
+    first, second = by_both(daemon, functools.partial(engine, **TUNED), how)
+    asked, fresh = prompts(3, seed=104, shortest=100), prompts(3, seed=105, shortest=100)
+    assert first.generate(asked, lora=["tuned", one])["tokens"] == own(one, asked)
+    assert first.generate(asked, lora=["tuned", two, True])["tokens"] == own(two, asked)
+    first.generate(fresh, lora=["tuned", one])
+    first.ask("flush")
+    assert second.generate(fresh, lora=["tuned", one]) == {"tokens": own(one, fresh), "cached": [0] * 3}
+
+
+@pytest.mark.parametrize("how", ["pool", "connector"])
+def test_an_adapter_that_could_not_be_loaded_in_place(daemon, engine, adapters, how, tmp_path):
+    """vLLM goes on with the one that it has, and its files are others by then: of a rank that only the second engine takes."""
+    one, two, own = adapters
+    where = {how: {"socket": daemon.socket}}
+    first, second, wide = (engine(**some) for some in ({**where, **TUNED}, {**where, **TUNED, "max_lora_rank": 16}, {**TUNED, "max_lora_rank": 16}))
+    asked = prompts(3, seed=106, shortest=100)
+    path, new = shutil.copytree(one, tmp_path / "copy"), pathlib.Path(adapter(tmp_path / "new", seed=2, rank=16))
+    lora = ["tuned", str(path)]
+    assert first.generate(asked[:1], lora=lora)["tokens"] == own(one, asked[:1])
+    for file in new.iterdir():
+        shutil.copyfile(file, path / file.name)
+    with pytest.raises(processes.EngineRefused):
+        first.ask("load_in_place", directory=str(path))
+    assert first.generate(asked, lora=lora)["tokens"] == own(one, asked)
+    first.ask("flush")
+    assert second.generate(asked, lora=lora) == {"tokens": wide.generate(asked, lora=lora)["tokens"], "cached": [0] * 3}

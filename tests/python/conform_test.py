@@ -24,6 +24,7 @@ DEFECTS = [
     ("another_block", "CountsWhatItComputes", "behind an engine of another block size, a usual one found 112 tokens", 600),
     ("early_token", "ForgetsWhatIsInFront", "one with blocks of another prompt in it found 96 tokens, of which it has 32", 600),
     ("early_token", "HashesHalfOfABlock", "a prompt whose token 20 is another found 96 tokens, of which it has 16", 600),
+    ("early_token", "FindsWholePromptsOnly", "a prompt whose token 20 is another found 0 tokens, of which it has 16", 600),
     ("gives_back", "KeepsWhatItFound", r"are \([1-9]\d*, \d+, [1-9]\d*\)", 15),
     ("gives_back", "KeepsALease", r"are \(0, 18, 0\), where \(0, up to 0, 0\) can be", 15),
     ("gives_back", "LeavesAProcess", "the engine has ended, and there are 1 sessions of it", 15),

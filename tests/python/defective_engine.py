@@ -71,6 +71,15 @@ class HashesHalfOfABlock(toy.Engine):
             return super().keys([0 if i % self.size < self.size // 2 else token for i, token in enumerate(text)])
 
 
+class FindsWholePromptsOnly(toy.Engine):
+    class memory(toy.PoolMemory):
+        def __init__(self, session, size, prompt, salt):
+            super().__init__(session, size, prompt, salt)
+            if self.found < (len(prompt) - 1) // size * size:
+                self.blocks.release()
+                self.found, self.blocks = 0, session.lease(1, toy.BLOCKS_S)
+
+
 class KeepsWhatItFound(toy.Engine):
     class memory(toy.PoolMemory):
         def release(self):

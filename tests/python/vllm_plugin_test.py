@@ -31,6 +31,8 @@ class EngineCore:
         return True
 
     def add_lora(self, lora_request):
+        if lora_request.lora_name == "broken":
+            raise ValueError("no such adapter")
         return True
 
     def remove_lora(self, lora_id):
@@ -38,8 +40,8 @@ class EngineCore:
 
 
 def extra_keys(request, start_token_idx, end_token_idx, start_mm_idx):
-    """As vLLM makes them: the salt is in the first block's."""
-    keys = [*request.others, *([request.cache_salt] if start_token_idx == 0 and request.cache_salt else [])]
+    """As vLLM makes them: an adapter's name in each block's, the salt in the first one's."""
+    keys = [*([request.lora_request.lora_name] if request.lora_request else []), *request.others, *([request.cache_salt] if start_token_idx == 0 and request.cache_salt else [])]
     return tuple(keys) or None, start_mm_idx + 1
 
 
@@ -59,7 +61,7 @@ def vllm(monkeypatch):
     modules["vllm.plugins"].load_general_plugins = lambda: None
     modules["vllm.logger"].init_logger = lambda name: types.SimpleNamespace(info=lambda *_: None, warning=lambda *_: None)
     utils = modules["vllm.v1.core.kv_cache_utils"]
-    utils.init_none_hash = utils._gen_lora_extra_hash_keys = utils._gen_mm_extra_hash_keys = lambda *_: []
+    utils.init_none_hash = lambda *_: None
     utils.generate_block_hash_extra_keys = extra_keys
     for name in [name for name in sys.modules if name.split(".")[0] == "kvpool_vllm"]:
         monkeypatch.delitem(sys.modules, name)
@@ -176,16 +178,19 @@ def watched(plugin, vllm, monkeypatch):
 
 class Listener:
     def __init__(self):
-        self.heard = 0
+        self.heard, self.adapters = 0, []
 
-    def changed(self):
+    def weights_changed(self):
         self.heard += 1
+
+    def adapter_changed(self, number):
+        self.adapters.append(number)
 
 
 def test_every_way_to_change_weights_is_seen(vllm, plugin, monkeypatch):
     core, model = watched(plugin, vllm, monkeypatch)
     listener = Listener()
-    importlib.import_module("kvpool_vllm.core").when_weights_change(listener.changed)
+    importlib.import_module("kvpool_vllm.core").listen(listener)
     count = 0
     for method in ("update_weights", "reload_weights", "load_weights", "my_extension", lambda worker: None):
         assert core.collective_rpc(method, args=(1,)) == [method]
@@ -204,11 +209,18 @@ def test_every_way_to_change_weights_is_seen(vllm, plugin, monkeypatch):
 
 def test_nobody_listens_where_nobody_would_tell(vllm, plugin):
     with pytest.raises(RuntimeError, match="has not loaded the plugin"):
-        importlib.import_module("kvpool_vllm.core").when_weights_change(Listener().changed)
+        importlib.import_module("kvpool_vllm.core").listen(Listener())
 
 
 def request_with(lora):
-    return types.SimpleNamespace(lora_request=lora)
+    request = types.SimpleNamespace(lora_request=lora, block_hashes=[])
+    request.update_block_hashes = lambda: None
+    return request
+
+
+def loaded(keys, lora):
+    with keys.loading(lora):
+        pass
 
 
 def lora(path, number=1, **more):
@@ -232,33 +244,116 @@ def test_an_adapter_whose_files_change_while_it_is_loaded(vllm, keys, tmp_path):
     """Its K and V are of what was loaded: under the new files' key another engine would take them for the new ones'."""
     path = adapter(tmp_path / "a", b"one")
     before = request_with(lora(path))
-    ((_, first),) = keys.adapter_keys(before, None)
-    assert keys.adapter_is_the_same(before) and keys.adapter_keys(before, None) == [("lora", first)]
+    ((_, first),) = keys.adapter_keys(before)
+    assert keys.adapter_is_the_same(before) and keys.adapter_keys(before) == [("lora", first)]
     adapter(path, b"two")
     # What was asked for before is shared no more: it may have been loaded since.
-    assert not keys.adapter_is_the_same(before) and keys.adapter_keys(before, None) == [("lora", first)]
+    assert not keys.adapter_is_the_same(before) and keys.adapter_keys(before) == [("lora", first)]
     after = request_with(lora(path))
-    ((_, second),) = keys.adapter_keys(after, None)
+    ((_, second),) = keys.adapter_keys(after)
     fresh = keys.adapter_digest(str(path))
     assert second not in (first, fresh) and keys.adapter_is_the_same(after) and keys.adapter_files(after) is None
     # Removed and added, it is loaded from the new files.
     keys.adapter_goes(1)
-    keys.adapter_comes(lora(path))
-    assert keys.adapter_keys(request_with(lora(path)), None) == [("lora", fresh)]
+    loaded(keys, lora(path))
+    assert keys.adapter_keys(request_with(lora(path))) == [("lora", fresh)]
     adapter(path, b"three")
-    keys.adapter_comes(lora(path))
-    assert keys.adapter_keys(request_with(lora(path)), None)[0][1] not in (fresh, keys.adapter_digest(str(path)))
-    keys.adapter_comes(lora(path, load_inplace=True))
-    assert keys.adapter_keys(request_with(lora(path)), None) == [("lora", keys.adapter_digest(str(path)))]
+    loaded(keys, lora(path))
+    assert keys.adapter_keys(request_with(lora(path)))[0][1] not in (fresh, keys.adapter_digest(str(path)))
+    loaded(keys, lora(path, load_inplace=True))
+    assert keys.adapter_keys(request_with(lora(path))) == [("lora", keys.adapter_digest(str(path)))]
+
+
+def test_an_adapter_loaded_in_place_has_other_names(vllm, keys, tmp_path):
+    one, two = (adapter(tmp_path / name, name.encode()) for name in ("one", "two"))
+    first, second = (keys.adapter_digest(str(path)) for path in (one, two))
+    waits, other = request_with(lora(one)), request_with(lora(two, 2))
+    for request in (waits, other):
+        keys.update(request)
+    assert waits.kvpool_adapter == first
+    adapter(one, b"new")
+    loaded(keys, lora(one, load_inplace=True))
+    assert keys.renamed(1, [waits, other]) == [waits] and waits.kvpool_adapter == keys.adapter_digest(str(one)) != first
+    # The same once more is no news. What comes from another directory is not what the request that waits names.
+    loaded(keys, lora(one, load_inplace=True))
+    assert keys.renamed(1, [waits, other]) == []
+    loaded(keys, lora(two, load_inplace=True))
+    assert keys.renamed(1, [waits]) == [waits] and keys.adapter_files(waits) is None
+    comes = request_with(lora(two))
+    keys.update(comes)
+    assert comes.kvpool_adapter == second and keys.adapter_is_the_same(comes)
+    # What has no name that others know has another one after each load.
+    before = waits.kvpool_adapter
+    adapter(two, b"three")
+    loaded(keys, lora(two, load_inplace=True))
+    assert keys.renamed(1, [waits, comes]) == [waits, comes] and waits.kvpool_adapter != before
+
+
+def test_an_adapter_that_its_requests_load_again(vllm, keys, tmp_path):
+    """vLLM does so in each step that has such a request: whatever is loaded then, others of its number are computed by."""
+    one, two = (adapter(tmp_path / name, name.encode()) for name in ("one", "two"))
+    runs, again, comes = request_with(lora(one)), request_with(lora(one, load_inplace=True)), request_with(lora(two, load_inplace=True))
+    for request in (runs, again, comes):
+        keys.update(request)
+    assert not keys.reloads_another(again) and keys.reloads_another(comes)
+    assert keys.adapter_is_the_same(runs)
+    assert keys.renamed(1, [runs, again, comes]) == [runs, again, comes]
+    assert not keys.reloads_another(comes)  # It is known.
+    for path in (one, two):
+        late = request_with(lora(path))
+        keys.update(late)
+        assert keys.adapter_files(late) is None
+    # Loaded from the second directory while a request would load the first one.
+    loaded(keys, lora(two, load_inplace=True))
+    keys.renamed(1, [again])
+    late = request_with(lora(two))
+    keys.update(late)
+    assert keys.adapter_files(late) is None
+
+
+def test_a_request_that_was_made_before_its_adapter_was_loaded_anew(vllm, keys, tmp_path):
+    path = adapter(tmp_path / "a", b"one")
+    for number in (1, 2):
+        request = request_with(lora(path, number))
+        request.update_block_hashes = lambda: request.block_hashes.extend(keys.adapter_keys(request))
+        request.update_block_hashes()
+        adapter(path, b"two" * number)
+        if number == 1:  # Else it is not loaded, and the files have changed.
+            loaded(keys, lora(path, load_inplace=True))
+            assert keys.renamed(1, []) == []
+        keys.update(request)
+        assert request.block_hashes == [("lora", request.kvpool_adapter)]
+        assert (request.kvpool_adapter == keys.adapter_digest(str(path))) == (number == 1)
+
+
+def test_adapters_that_come_and_go_are_seen(vllm, plugin, monkeypatch, tmp_path):
+    core, _ = watched(plugin, vllm, monkeypatch)
+    listener, keys = Listener(), importlib.import_module("kvpool_vllm.keys")
+    importlib.import_module("kvpool_vllm.core").listen(listener)
+    path = adapter(tmp_path / "a", b"one")
+    assert core.add_lora(lora(path)) and core.remove_lora(1)
+    broken = lora(path, load_inplace=True)
+    broken.lora_name = "broken"
+    with pytest.raises(ValueError):
+        core.add_lora(broken)
+    assert listener.adapters == [1] * 3
+    # There was none, and there is none. Where there was one, nobody knows which of the two files it has.
+    assert core.add_lora(lora(path)) and (named := request_with(lora(path)))
+    keys.update(named)
+    with pytest.raises(ValueError):
+        core.add_lora(broken)
+    late = request_with(lora(path))
+    keys.update(late)
+    assert not keys.adapter_is_the_same(named) and keys.adapter_files(late) is None
 
 
 def test_adapters_are_known_by_content(vllm, keys, tmp_path):
     one, same, other = (adapter(tmp_path / name, weights) for name, weights in (("a", b"x"), ("b", b"x"), ("c", b"y")))
-    named = [keys.adapter_keys(request_with(lora(path, number)), None) for number, path in enumerate((one, same, other))]
+    named = [keys.adapter_keys(request_with(lora(path, number))) for number, path in enumerate((one, same, other))]
     assert named[0] == named[1] != named[2]
     # An id that was another directory's: whose weights are loaded is not known.
-    assert keys.adapter_keys(request_with(lora(other, 0)), None) not in named
-    nowhere = keys.adapter_keys(request_with(lora(tmp_path / "nowhere", 9)), None)
+    assert keys.adapter_keys(request_with(lora(other, 0))) not in named
+    nowhere = keys.adapter_keys(request_with(lora(tmp_path / "nowhere", 9)))
     assert nowhere not in named and nowhere[0][1]
 
 
@@ -280,7 +375,7 @@ def salted(shared, salt="salt", others=(), pooling=False):
     """`shared`: what the request says; (): nothing."""
     arguments = {} if shared == () else {"kvpool_shared_prefix_tokens": shared}
     sampling = None if pooling else types.SimpleNamespace(extra_args=arguments or None)
-    return types.SimpleNamespace(cache_salt=salt, others=others, sampling_params=sampling,
+    return types.SimpleNamespace(cache_salt=salt, others=others, lora_request=None, mm_features=[], sampling_params=sampling,
                                  pooling_params=types.SimpleNamespace(extra_kwargs=arguments or None) if pooling else None)
 
 
@@ -311,6 +406,21 @@ def test_a_salt_counts_from_the_block_behind_what_is_shared(made, pooling):
     # Beside other keys, which it does not stand for.
     assert made(salted(20, others=("image",))) == [("image",), ("image", soft), ("image",), ("image",)]
     assert made(salted(20, others=("kvpool.salted.v1", "salt")))[1] != made(salted((), others=("kvpool.salted.v1", "salt")))[1]
+
+
+def test_adapters_and_images_are_named_beside_what_vllm_names(keys, made, tmp_path):
+    path = adapter(tmp_path / "a", b"one")
+    named = ("lora", keys.adapter_digest(str(path)))
+    for shared, first, others in (((), (named, "image", "salt"), (named, "image")),
+                                  (20, (named, "image"), (named, "image", ("kvpool.salted.v1", "salt")))):
+        request = salted(shared, others=("image",))
+        request.lora_request = lora(path)
+        request.mm_features = [types.SimpleNamespace(identifier="cat", mm_hash="tuned:cat", data=None)]
+        assert made(request) == [first, others, *[(named, "image")] * 2]
+        assert request.lora_request.lora_name == "tuned" and request.mm_features[0].identifier.startswith("kvpool ")
+    keys._seed = None  # No pool: vLLM is as it was.
+    request.mm_features[0] = types.SimpleNamespace(identifier="cat")
+    assert made(request) == [("tuned", "image", "salt"), *[("tuned", "image")] * 3] and request.mm_features[0].identifier == "cat"
 
 
 def test_a_request_that_comes_has_keys_of_the_root_that_is_there(vllm, keys, made):

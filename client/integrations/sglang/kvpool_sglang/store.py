@@ -106,7 +106,7 @@ class PageStore:
                     logger.warning("kvpoold is there again")
                 except Exception as error:
                     logger.error("the kvpoold that is there again is of no use here: %s", error)
-                    self._opener.failed()
+                    self._opener.lost()
             return self._attached if time.monotonic() >= self._quiet_until else None
 
     def _lost(self, attached: _Attached, error: object) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import kvpool
 
 PAUSE_S = 1.0  # Between two attempts; an attempt takes as long at most.
-_LONGEST_PAUSE_S = 60.0  # Between two sessions of no use.
+_LONGEST_PAUSE_S = 60.0  # Behind a loss. A session that lived as long is no sign of trouble.
 
 
 class Opener:
@@ -22,7 +22,8 @@ class Opener:
         self._thread: threading.Thread | None = None
         self._opened: queue.SimpleQueue[kvpool.Session | Exception] = queue.SimpleQueue()
         self._next = 0.0
-        self._pause_s = PAUSE_S
+        self._taken_at = time.monotonic()  # The engine has begun with a session, or with none.
+        self._pause_s = 0.0  # Behind the next loss.
 
     def take(self) -> kvpool.Session | None:
         """The session, once it is there. Never waits."""
@@ -40,16 +41,23 @@ class Opener:
             self._next = float("inf")
             self._logger.error("kvpoold does not take this engine again: %s", opened)
         elif isinstance(opened, Exception):
-            self._pause_s = PAUSE_S  # The next daemon may be another.
-            self._next = time.monotonic() + self._pause_s
+            self._next = time.monotonic() + PAUSE_S
         else:
+            self._taken_at = time.monotonic()
             return opened
         return None
 
-    def failed(self) -> None:
-        """The session that was taken is of no use here. To try one costs much: each time the pause is twice as long."""
-        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-        self._next = time.monotonic() + self._pause_s
+    def lost(self) -> None:
+        """The session that was taken is over, or of no use here. Where it costs much to take one, the next is taken behind a pause: none at
+        first, and twice as long with each loss until a session has lived."""
+        now = time.monotonic()
+        if now - self._taken_at >= _LONGEST_PAUSE_S:
+            self._pause_s = 0.0
+        elif self._pause_s == PAUSE_S:
+            self._logger.warning("kvpoold is lost again and again: the next one is joined behind a pause, of up to %.0f s, until one of them lives",
+                                 _LONGEST_PAUSE_S)
+        self._next = now + self._pause_s
+        self._pause_s = min(max(2 * self._pause_s, PAUSE_S), _LONGEST_PAUSE_S)
 
     def _try(self) -> None:
         try:

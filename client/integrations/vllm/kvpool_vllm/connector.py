@@ -82,7 +82,7 @@ class KvPoolConnector(KVConnectorBase_V1, SupportsHMA):
         if role == KVConnectorRole.SCHEDULER:
             patches.take_keys()
             self.lookup = Lookup(vllm_config, kv_cache_config, options)
-            core.when_weights_change(self.lookup.weights_changed)
+            core.listen(self.lookup)
             if transfer.is_kv_consumer and transfer.kv_load_failure_policy != "recompute":
                 logger.warning("kv_load_failure_policy is %r: a block that can't be loaded ends its request with an error; with "
                                "\"recompute\" it is computed", transfer.kv_load_failure_policy)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from vllm.logger import init_logger
 
@@ -21,14 +21,31 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.kvpool")
 
 watched = False  # This process has a core whose weights are watched.
-_listeners: list[weakref.WeakMethod[Callable[[], None]]] = []
 
 
-def when_weights_change(call: Callable[[], None]) -> None:
-    """`call`: a method, whose object is not kept. RuntimeError: nobody would tell."""
+class Listener(Protocol):
+    """Has requests, and is told what they will be computed by. Its keys do not say so yet."""
+
+    def weights_changed(self) -> None: ...
+
+    def adapter_changed(self, number: int) -> None:
+        """`number`: its lora_int_id."""
+
+
+_listeners: list[weakref.ref[Listener]] = []
+
+
+def listen(listener: Listener) -> None:
+    """It is not kept. RuntimeError: nobody would tell."""
     if not watched:
         raise RuntimeError(patches.failure or "this vLLM plans its KV memory elsewhere than in EngineCore._initialize_kv_caches")
-    _listeners.append(weakref.WeakMethod(call))
+    _listeners.append(weakref.ref(listener))
+
+
+def _tell(what: Callable[[Listener], None]) -> None:
+    for each in _listeners:
+        if (listener := each()) is not None:
+            what(listener)
 
 
 def prepare(core: Any, vllm_config: VllmConfig, pooled: bool, initialize: Callable[[], KVCacheConfig]) -> KVCacheConfig:
@@ -42,6 +59,7 @@ def prepare(core: Any, vllm_config: VllmConfig, pooled: bool, initialize: Callab
 
 
 def _plan(core: Any, vllm_config: VllmConfig, initialize: Callable[[], KVCacheConfig]) -> KVCacheConfig:
+    from kvpool_vllm import worker
     from kvpool_vllm.space import attach, choose_layout
     executor = core.model_executor
     choose_layout(vllm_config, executor.get_supported_kv_cache_layouts())
@@ -52,6 +70,7 @@ def _plan(core: Any, vllm_config: VllmConfig, initialize: Callable[[], KVCacheCo
         attach(vllm_config, kv_cache_configs, executor)
         planned.append(kv_cache_configs[0])
         vllm_config.cache_config.num_gpu_blocks = kv_cache_configs[0].num_blocks
+        executor.collective_rpc(worker.prepare)
         return hand_over(kv_cache_configs, *rest, **more)
 
     executor.initialize_from_config = initialize_from_config
@@ -87,9 +106,7 @@ def _watch(core: Any) -> None:
     def changed(by: str) -> None:
         logger.info("%s may have changed the weights: what was computed before is not found any more, and what comes is found by this "
                     "engine alone", by)
-        for listener in _listeners:
-            if (call := listener()) is not None:
-                call()
+        _tell(lambda listener: listener.weights_changed())
 
     def then_changed(call: Callable[..., Any], by: str) -> Callable[..., Any]:
         @functools.wraps(call)
@@ -120,12 +137,18 @@ def _watch(core: Any) -> None:
 
     @functools.wraps(add)
     def add_lora(lora_request: Any, *arguments: Any, **more: Any) -> Any:
-        keys.adapter_comes(lora_request)
-        return add(lora_request, *arguments, **more)
+        try:
+            with keys.loading(lora_request):
+                return add(lora_request, *arguments, **more)
+        finally:
+            _tell(lambda listener: listener.adapter_changed(lora_request.lora_int_id))
 
     @functools.wraps(remove)
     def remove_lora(lora_id: int, *arguments: Any, **more: Any) -> Any:
         keys.adapter_goes(lora_id)
-        return remove(lora_id, *arguments, **more)
+        try:
+            return remove(lora_id, *arguments, **more)
+        finally:
+            _tell(lambda listener: listener.adapter_changed(lora_id))
 
     core.add_lora, core.remove_lora = add_lora, remove_lora

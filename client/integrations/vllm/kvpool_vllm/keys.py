@@ -3,12 +3,14 @@ from a later token on."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import itertools
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 logger = logging.getLogger("vllm.kvpool")
@@ -53,8 +55,11 @@ def make_anew(request: Any) -> None:
 
 
 def update(request: Any) -> None:
-    """For a request that comes: vLLM makes it in a thread of its own, and it may have waited while the root changed."""
-    if getattr(request, "kvpool_root", _roots) != _roots:
+    """For a request that comes: vLLM makes it in a thread of its own, and it may have waited while the root or an adapter changed."""
+    stale = getattr(request, "kvpool_root", _roots) != _roots
+    if getattr(request, "lora_request", None):
+        stale |= _rename(request)
+    if stale:
         make_anew(request)
 
 
@@ -84,19 +89,69 @@ def adapter_digest(path: str) -> str:
 
 
 _OWN = secrets.token_hex(16)  # No other process has it.
-# By lora_int_id: the digest of an adapter's files when this engine first saw it, which is before it is loaded; "": there were none.
-# vLLM loads it again when it has dropped it, from whatever the files are by then.
-_adapters: dict[int, str] = {}
+# By lora_int_id, of adapters that are loaded: the digest of its files when it was about to be, and how many-th load it was. The digest is
+# "" where nobody knows what is loaded. vLLM loads an adapter again when it has dropped it, from whatever the files are by then.
+_adapters: dict[int, tuple[str, int]] = {}
+_loads = itertools.count(1)
 
 
-def adapter_comes(lora: Any) -> None:
-    """It is about to be loaded, unless it is already."""
-    if lora.lora_int_id not in _adapters or getattr(lora, "load_inplace", False):
-        _adapters[lora.lora_int_id] = adapter_digest(lora.lora_path)
+@contextlib.contextmanager
+def loading(lora: Any) -> Iterator[None]:
+    """While vLLM loads an adapter, unless it has it already."""
+    number = lora.lora_int_id
+    known = number in _adapters
+    if known and not getattr(lora, "load_inplace", False):
+        yield
+        return
+    _adapters[number] = adapter_digest(lora.lora_path), next(_loads)
+    try:
+        yield
+    except BaseException:
+        if known:
+            _adapters[number] = "", next(_loads)  # vLLM goes on with what it had.
+        else:
+            adapter_goes(number)
+        raise
 
 
-def adapter_goes(lora_int_id: int) -> None:
-    _adapters.pop(lora_int_id, None)
+def adapter_goes(number: int) -> None:
+    _adapters.pop(number, None)
+
+
+def _loaded(lora: Any) -> tuple[str, int]:
+    """It is about to be loaded, unless something is already under its number."""
+    return _adapters.get(lora.lora_int_id) or _adapters.setdefault(lora.lora_int_id, (adapter_digest(lora.lora_path), next(_loads)))
+
+
+def _rename(request: Any) -> bool:
+    """Whether the request's keys name another adapter now, or name one at all."""
+    lora = request.lora_request
+    name, load = _loaded(lora)
+    # One that came without files can't be told from another of its name, and of one whose files have changed nobody knows which
+    # are loaded: others do not find its blocks.
+    if not name or name != adapter_digest(lora.lora_path):
+        name = f"{_OWN} {lora.lora_name} {lora.lora_path} {lora.lora_int_id} {load}"
+    before = getattr(request, "kvpool_adapter", None)
+    request.kvpool_adapter = name
+    return bool(name != before)
+
+
+def reloads_another(request: Any) -> bool:
+    """vLLM loads the adapter of a request with load_inplace again in each step that has it, and these files are not those that the other
+    requests of the adapter's number are named by."""
+    lora = request.lora_request
+    return bool(lora and getattr(lora, "load_inplace", False) and _loaded(lora)[0] not in ("", adapter_digest(lora.lora_path)))
+
+
+def renamed(number: int, requests: Iterable[Any]) -> list[Any]:
+    """Another adapter is loaded under this number than before, or may be: those of the requests that have another name for it now. They
+    want other keys."""
+    global _roots
+    theirs = [request for request in requests if request.lora_request and request.lora_request.lora_int_id == number]
+    if any(map(reloads_another, theirs)):
+        _adapters[number] = "", next(_loads)
+    _roots += 1  # What is on its way to the scheduler may have the old name.
+    return [request for request in theirs if _rename(request)]
 
 
 def adapter_files(request: Any) -> tuple[str, str] | None:
@@ -108,24 +163,18 @@ def adapter_files(request: Any) -> tuple[str, str] | None:
 def adapter_is_the_same(request: Any) -> bool:
     """The files are what they were when the request's keys were made, and were that all the time: so what was loaded is."""
     files = adapter_files(request)
-    return files is None or _adapters.get(request.lora_request.lora_int_id) == files[1] == adapter_digest(files[0])
+    if files is None:
+        return True
+    loaded, _ = _adapters.get(request.lora_request.lora_int_id, ("", 0))
+    return loaded == files[1] == adapter_digest(files[0])
 
 
-def adapter_keys(request: Any, original: Callable[[Any], list[Any]]) -> list[Any]:
-    if _seed is None or not request.lora_request:
-        return original(request)
-    named = getattr(request, "kvpool_adapter", None)
-    if named is None:
-        lora = request.lora_request
-        if lora.lora_int_id not in _adapters:
-            adapter_comes(lora)
-        named = _adapters[lora.lora_int_id]
-        # One that came without files can't be told from another of its name, and of one whose files have changed nobody knows which
-        # are loaded: others do not find its blocks.
-        if not named or named != adapter_digest(lora.lora_path):
-            named = f"{_OWN} {lora.lora_name} {lora.lora_int_id}"
-        request.kvpool_adapter = named
-    return [("lora", named)]
+def adapter_keys(request: Any) -> list[tuple[str, str]]:
+    if not request.lora_request:
+        return []
+    if getattr(request, "kvpool_adapter", None) is None:
+        _rename(request)
+    return [("lora", request.kvpool_adapter)]
 
 
 # ---- Images
@@ -164,8 +213,6 @@ def content_digest(data: Any) -> str:
 def name_images(request: Any) -> None:
     """Names what a request has beside text by its content, here: its sender may name it as he likes. vLLM then keeps what its encoder
     made of it under that name, too. What has no content here is found by this engine alone."""
-    if _seed is None:
-        return
     for feature in request.mm_features or ():
         if getattr(feature, "kvpool_named", False):
             continue
@@ -202,24 +249,28 @@ def shared_tokens(request: Any) -> int:
     return shared
 
 
-def salted_keys(request: Any, first: int, end: int, original: Callable[[], tuple[Any, Any]]) -> tuple[Any, Any]:
-    """vLLM's extra keys of the block of tokens [first, end), `original`, has the salt in the request's first block. A block that holds the
-    token behind what is shared gets it in its place."""
-    if _seed is None or not request.cache_salt:
+def extra_keys(request: Any, first: int, end: int, original: Callable[[], tuple[Any, Any]]) -> tuple[Any, Any]:
+    """vLLM's extra keys of the block of tokens [first, end), `original`, name an adapter as its sender does, and have the salt in the
+    request's first block. Here the adapter is named by content, and the block that holds the token behind what is shared has the salt."""
+    if _seed is None:
         return original()
+    name_images(request)
     # What it says when it comes holds: later words of a session that streams its input come behind keys that are made.
     if (shared := getattr(request, "kvpool_shared", None)) is None:
-        shared = request.kvpool_shared = shared_tokens(request)
-    if shared == 0:
-        return original()
-    salt, request.cache_salt = request.cache_salt, None
+        shared = request.kvpool_shared = shared_tokens(request) if request.cache_salt else 0
+    salt, lora = request.cache_salt, request.lora_request
+    keys = adapter_keys(request)
     try:
+        request.lora_request = None
+        if shared > 0:
+            request.cache_salt = None
         extra, *rest = original()
     finally:
-        request.cache_salt = salt
-    if first <= shared < end:
-        extra = (*(extra or ()), ("kvpool.salted.v1", salt))
-    return (extra, *rest)
+        request.cache_salt, request.lora_request = salt, lora
+    keys.extend(extra or ())
+    if shared > 0 and first <= shared < end:
+        keys.append(("kvpool.salted.v1", salt))
+    return (tuple(keys) or None, *rest)
 
 
 def is_taken(hash_name: str) -> bool:

@@ -90,16 +90,14 @@ class Lookup:
     def _join(self, invitation: Invitation, timeout: float) -> None:
         session = self.terms.session(client_name="vllm scheduler", warmup=False, scheduler=True, give_back="any_time", open_timeout=timeout,
                                      tenant=self.options.tenant, invitation=invitation.secret)
-        self.close()
-        # What the session before held went with it.
-        for asked in self._requests.values():
-            asked.pending, asked.refs, asked.saved = None, None, 0
-        self._held.clear()
-        self.damaged.clear()
+        self._leave()
         self.session, self.number, self.detached = session, invitation.session, False
 
     def _join_again(self, invitation: Invitation) -> None:
-        if invitation.session == self.number or time.monotonic() < self._quiet_until:
+        if invitation.session == self.number:
+            return
+        self._leave()
+        if time.monotonic() < self._quiet_until:
             return
         before = self.number
         try:
@@ -109,6 +107,15 @@ class Lookup:
         except kvpool.KvpoolError as error:
             self._quiet_until = time.monotonic() + _QUIET_S
             logger.error("the session that KvPoolConnector's worker has opened can't be joined: %s", error)
+
+    def _leave(self) -> None:
+        """The worker has left the session: what is held in it can't be loaded any more."""
+        for asked in self._requests.values():
+            asked.pending, asked.refs, asked.saved = None, None, 0
+        self._held.clear()
+        self.damaged.clear()
+        self._detach("its worker has left the session")
+        self.close()
 
     def _usable(self) -> bool:
         """Whether there is a kvpoold. The keys are checked with the first request: by then vLLM has made their root."""
@@ -132,6 +139,8 @@ class Lookup:
     def came(self, request: Request) -> None:
         keys.update(request)
         asked = self._requests[request.request_id] = _Asked(request)
+        if keys.reloads_another(request):
+            self.adapter_changed(request.lora_request.lora_int_id)
         if len(self._ahead) < _AHEAD and self._usable():
             self._ahead.add(request.request_id)
             self._ask(asked)
@@ -289,10 +298,14 @@ class Lookup:
         """From now on no other engine has this engine's keys."""
         self.private = secrets.token_bytes(32)
         for asked in self._requests.values():
-            asked.pending = None
-            self._release(asked.refs)
-            asked.refs, asked.saved = None, 0
+            self._forget(asked)
         return True
+
+    def _forget(self, asked: _Asked) -> None:
+        """What is known of its prefix."""
+        asked.pending = None
+        self._release(asked.refs)
+        asked.refs, asked.saved = None, 0
 
     def weights_changed(self) -> None:
         """What was computed before is not found any more, in vLLM's own cache either: it would be saved. What a request goes on with
@@ -301,11 +314,22 @@ class Lookup:
         keys.new_root()
         keys.take_root(get_hash_fn_by_name(self.hash_name))
         for asked in self._requests.values():
-            request = asked.request
-            asked.mixed = request.num_computed_tokens > 0
-            if asked.mixed:
-                request.cache_salt, request.kvpool_shared = secrets.token_hex(16), 0
-            keys.make_anew(request)
+            self._compute_otherwise(asked)
+
+    def adapter_changed(self, number: int) -> None:
+        """What was saved stays what it was; what comes is found by others who have the same adapter."""
+        for request in keys.renamed(number, [asked.request for asked in self._requests.values()]):
+            asked = self._requests[request.request_id]
+            self._forget(asked)
+            self._compute_otherwise(asked)
+
+    def _compute_otherwise(self, asked: _Asked) -> None:
+        request = asked.request
+        asked.mixed = request.num_computed_tokens > 0
+        if asked.mixed:
+            request.cache_salt, request.kvpool_shared = secrets.token_hex(16), 0
+        keys.make_anew(request)
 
     def close(self) -> None:
         leave(self.session, logger)
+        self.session = None

@@ -45,33 +45,15 @@ def _root(original: Callable[..., Any]) -> Callable[..., Any]:
     return init_none_hash
 
 
-def _adapter(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _gen_lora_extra_hash_keys(request: Any) -> Any:
-        if not request.lora_request:  # This is called for each block, and of most requests there is nothing to say.
-            return original(request)
-        from kvpool_vllm.keys import adapter_keys
-        return adapter_keys(request, original)
-    return _gen_lora_extra_hash_keys
-
-
-def _images(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _gen_mm_extra_hash_keys(request: Any, *rest: Any, **more: Any) -> Any:
-        if request.mm_features:
-            from kvpool_vllm.keys import name_images
-            name_images(request)
-        return original(request, *rest, **more)
-    return _gen_mm_extra_hash_keys
-
-
-def _salt(original: Callable[..., Any]) -> Callable[..., Any]:
-    from kvpool_vllm.keys import note_root, salted_keys
+def _extra(original: Callable[..., Any]) -> Callable[..., Any]:
+    from kvpool_vllm.keys import extra_keys, note_root
 
     def generate_block_hash_extra_keys(request: Any, start_token_idx: int, end_token_idx: int, *rest: Any, **more: Any) -> Any:
         if start_token_idx == 0:
             note_root(request)
-        if not request.cache_salt:
+        if not (request.lora_request or request.mm_features or request.cache_salt):  # Of most requests' blocks there is nothing to say.
             return original(request, start_token_idx, end_token_idx, *rest, **more)
-        return salted_keys(request, start_token_idx, end_token_idx, lambda: original(request, start_token_idx, end_token_idx, *rest, **more))
+        return extra_keys(request, start_token_idx, end_token_idx, lambda: original(request, start_token_idx, end_token_idx, *rest, **more))
     return generate_block_hash_extra_keys
 
 
@@ -79,6 +61,4 @@ def take_keys() -> None:
     """Has vLLM make block keys from the space's root, once there is a space."""
     from vllm.v1.core import kv_cache_utils
     replace(kv_cache_utils, "init_none_hash", _root)
-    replace(kv_cache_utils, "_gen_lora_extra_hash_keys", _adapter)
-    replace(kv_cache_utils, "_gen_mm_extra_hash_keys", _images)
-    replace(kv_cache_utils, "generate_block_hash_extra_keys", _salt)
+    replace(kv_cache_utils, "generate_block_hash_extra_keys", _extra)

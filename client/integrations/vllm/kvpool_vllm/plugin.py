@@ -1,23 +1,25 @@
 """The plugin that vLLM loads in each of its processes: it puts kvpool's code where vLLM makes KV memory, block pools and keys.
 
-Where it is not asked for, a vLLM has two methods wrapped, each of which is called once an engine, and what loads plugins:
+Where it is not asked for, two functions are wrapped, each of which is called once or twice an engine:
 
-    EngineCore._initialize_kv_caches              here the engine's configuration says whether it is asked for (core.prepare)
-    WorkerWrapperBase.initialize_from_config      here a worker is given its plan, which says the same (worker.prepare)
-    plugins.load_general_plugins                  it is called before those two, also where they were imported after the plugins
+    EngineCore._initialize_kv_caches              Here the engine's configuration says whether it is asked for (core.prepare). vLLM resolves
+                                                  the scheduler's class, which is a public choice, when KV memory is there already.
+    plugins.load_general_plugins                  It is called before that one, also where it was imported after the plugins were loaded,
+                                                  and vLLM loads plugins once a process.
 
-And KvPoolConnector's name is given to vLLM's connectors, when their module is imported. Nothing else is touched before one of them finds that it is, and then in that process alone:
+And KvPoolConnector's name is given to vLLM's connectors when their module is imported: register_connector is public, and importing that
+module takes seconds that only engines with a connector need. Where kvpool is asked for, these are replaced, in that process alone:
 
-    kv_cache_utils.init_none_hash                 key chains get their root: the space's seed (keys.take_root)
-    kv_cache_utils._gen_lora_extra_hash_keys      an adapter enters a key: by content, for its name is local (keys.adapter_keys)
-    kv_cache_utils._gen_mm_extra_hash_keys        an image enters a key: by content, for its name is its sender's (keys.name_images)
-    kv_cache_utils.generate_block_hash_extra_keys a salt enters a key: of the block where it counts (keys.salted_keys);
-                                                  and the root: which one it is (keys.note_root)
-    worker utils.allocate_kv_cache                KV tensors are made: views of the pool (Space.views)
-    kv_cache_coordinator.BlockPool                a scheduler's block pool is made; replaced while ours is made (scheduler.building)
+    kv_cache_utils.init_none_hash                 Key chains get their root, the space's seed (keys.take_root): vLLM has its own from a word
+                                                  of the environment, which is not known before the space.
+    kv_cache_utils.generate_block_hash_extra_keys An adapter and an image enter a key by content, a salt where it counts (keys.extra_keys):
+                                                  vLLM takes names that are a process's own, and has no other place for more.
+    worker utils.allocate_kv_cache                KV tensors are views of the pool (Space.views): vLLM makes them of memory that it allocates.
+    kv_cache_coordinator.BlockPool                A scheduler's block pool is ours (scheduler.building), while it is made: coordinators name
+                                                  the class, and keep its blocks.
 
-vLLM has no hook for any of these places. The methods of one engine's core, executor and worker are replaced on those objects, not on
-their classes.
+A worker is reached by the executor's collective_rpc (worker.prepare), and methods of one engine's core, executor and worker are replaced
+on those objects, not on their classes.
 """
 
 from __future__ import annotations
@@ -56,33 +58,21 @@ def _of_core(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, vllm_config, *rest, **more)
         from kvpool_vllm import core
         return core.prepare(self, vllm_config, pooled, lambda: original(self, vllm_config, *rest, **more))
+
+    _initialize_kv_caches.kvpool = True  # type: ignore[attr-defined]
     return _initialize_kv_caches
 
 
-def _of_worker(original: Callable[..., Any]) -> Callable[..., Any]:
-    def initialize_from_config(self: Any, kv_cache_configs: Any, *rest: Any, **more: Any) -> Any:
-        space = getattr(kv_cache_configs[self.global_rank], "kvpool", None)
-        if space is None:
-            return original(self, kv_cache_configs, *rest, **more)
-        from kvpool_vllm import worker
-        return worker.prepare(self, space, lambda: original(self, kv_cache_configs, *rest, **more))
-    return initialize_from_config
-
-
-def _wrap(module_name: str, class_name: str, method: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Where the module is imported: one that is not yet is met again when an engine is made."""
-    module = sys.modules.get(module_name)
-    kind = getattr(module, class_name, None)
-    if kind is None or getattr(getattr(kind, method), "kvpool", False):
+def _meet() -> None:
+    """Where the core is imported: one that is not yet is met again when an engine is made."""
+    kind = getattr(sys.modules.get("vllm.v1.engine.core"), "EngineCore", None)
+    if kind is None or getattr(kind._initialize_kv_caches, "kvpool", False):
         return
-    made = make(getattr(kind, method))
-    made.kvpool = True  # type: ignore[attr-defined]
-    setattr(kind, method, made)
+    kind._initialize_kv_caches = _of_core(kind._initialize_kv_caches)
 
 
 def _meet_again() -> None:
-    """An engine's core and a worker load the plugins when they are made. By then vLLM may have done that, in a process that had not yet
-    imported them."""
+    """An engine's core loads the plugins when it is made. By then vLLM may have done that, in a process that had not yet imported it."""
     from vllm import plugins
     load = plugins.load_general_plugins
     if getattr(load, "kvpool", False):
@@ -137,8 +127,7 @@ def register() -> None:
     try:
         _meet_again()
         _name_the_connector()
-        _wrap("vllm.v1.engine.core", "EngineCore", "_initialize_kv_caches", _of_core)
-        _wrap("vllm.v1.worker.worker_base", "WorkerWrapperBase", "initialize_from_config", _of_worker)
+        _meet()
         patches.failure = ""
     except Exception as error:
         patches.failure = f"kvpool's plugin does not know this vLLM: {type(error).__name__}: {error}"

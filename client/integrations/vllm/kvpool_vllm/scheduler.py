@@ -104,7 +104,7 @@ class _Pooled(scheduler.Scheduler):
         if not isinstance(self.pool, KvPoolBlockPool):
             raise RuntimeError(f"the block pool is a {type(self.pool).__name__}, not kvpool_vllm's: this vLLM makes it elsewhere")
         self.pool.steps_overlap = isinstance(self, async_scheduler.AsyncScheduler)
-        core.when_weights_change(self.weights_changed)
+        core.listen(self)
         self._opener = Opener(space.open_again, logger)
         # Behind a move, requests whose layers have a state said something else than before it.
         self._can_move = not any(group.has_states for group in space.terms.groups)
@@ -123,6 +123,7 @@ class _Pooled(scheduler.Scheduler):
         if pool.detached and not pool.own:
             if not self._can_move:
                 raise RuntimeError("kvpoold is gone: an engine whose layers have a state does not go on without it")
+            self._opener.lost()
             self._move(None)
         elif pool.own and self._can_move and (session := self._opener.take()) is not None:
             self._move(session)
@@ -133,7 +134,7 @@ class _Pooled(scheduler.Scheduler):
         why = space.move(session)
         if why and session is not None:
             logger.error("the kvpoold that is there again could not be joined: %s", why)
-            self._opener.failed()
+            self._opener.lost()
             session, why = None, space.move(None)
         if why:
             raise RuntimeError(f"kvpoold is gone, and this engine can't go on in memory of its own: {why}")
@@ -170,16 +171,31 @@ class _Pooled(scheduler.Scheduler):
         """Nothing that was computed before is found, and nothing that comes is found by others, who may have other weights."""
         self.pool.forget_what_was_computed()
         for request in self.requests.values():
-            self.pool.let_go(request.request_id)
-            request.kvpool_mixed = request.num_computed_tokens > 0  # It goes on, as vLLM has it.
+            self._compute_otherwise(request)
         keys.new_root()
         self._rehash()
+
+    def adapter_changed(self, number: int) -> None:
+        """What was sealed stays what it was; what comes is found by others who have the same adapter."""
+        changed = keys.renamed(number, self.requests.values())
+        if changed:
+            self.pool.forget_what_was_computed()
+        for request in changed:
+            self._compute_otherwise(request)
+            request.kvpool_asked = None  # Its prefix is another, and is asked for at its turn.
+            keys.make_anew(request)
+
+    def _compute_otherwise(self, request: Request) -> None:
+        self.pool.let_go(request.request_id)
+        request.kvpool_mixed = request.num_computed_tokens > 0  # It goes on, as vLLM has it.
 
     def add_request(self, request: Request) -> None:
         goes_on = request.request_id in self.requests  # More input of a session that streams it: behind what it has computed.
         super().add_request(request)
         if not goes_on:
             keys.update(request)
+            if keys.reloads_another(request):
+                self.adapter_changed(request.lora_request.lora_int_id)
             self.pool.ask(request)
 
     def _update_request_as_session(self, session: Request, *arguments: Any, **more: Any) -> None:

@@ -100,7 +100,7 @@ class Transfer:
             self._use(opened)
         except Exception as error:  # Its blocks may be in other memory now.
             logger.error("the kvpoold that is there again is of no use: %s", error)
-            self._opener.failed()
+            self._opener.lost()
             leave(opened, logger)
 
     def take_tensors(self, kv_caches: dict[str, torch.Tensor]) -> None:

@@ -67,8 +67,17 @@ def _watch(of_runner: weakref.ref[Any], space: Space, step: threading.Lock) -> N
         time.sleep(_LOOK_S)
 
 
-def prepare(wrapper: Any, space: Space, initialize: Callable[[], Any]) -> Any:
-    """`wrapper`: the WorkerWrapperBase through which an executor calls its worker. `initialize`: its own, which makes the KV tensors."""
+def prepare(wrapper: Any) -> None:
+    """Has a worker make its KV tensors in the space that its plan names. `wrapper`: the WorkerWrapperBase through which an executor calls it."""
+    initialize = wrapper.initialize_from_config
+
+    def initialize_from_config(kv_cache_configs: Any, *rest: Any, **more: Any) -> Any:
+        return _initialize(wrapper, kv_cache_configs[wrapper.global_rank].kvpool, lambda: initialize(kv_cache_configs, *rest, **more))
+
+    wrapper.initialize_from_config = initialize_from_config
+
+
+def _initialize(wrapper: Any, space: Space, initialize: Callable[[], Any]) -> Any:
     from vllm.v1.worker import utils as worker_utils
     patches.replace(worker_utils, "allocate_kv_cache", _allocate)
     space.join(wrapper.global_rank)
