@@ -192,6 +192,44 @@ def test_blocks_that_are_not_what_their_keys_say(daemon, engine, stock, by, tail
     settled(daemon, first, second)
 
 
+def warmed(first, prompt, stock, tokens=20):
+    """What is said to the prompt, of which the pool has all from now on."""
+    (own,) = stock.generate([prompt], tokens=tokens)["tokens"]
+    assert first.generate([prompt], tokens=tokens)["tokens"] == [own]
+    first.ask("flush")
+    return own
+
+
+@pytest.mark.parametrize("end", ["", "abort", "raise", "kill"])
+def test_a_load_holds_up_nobody(daemon, engine, stock, end):
+    """Others go on beside it, and its blocks are nobody else's until it is over, whatever becomes of the request or the daemon."""
+    pool = UNHURRIED | {"socket": daemon.socket}
+    first, second = engine(connector=pool), engine(connector=pool, num_gpu_blocks_override=60)
+    (loads,), others = prompts(1, seed=50, shortest=320, longest=340), prompts(6, seed=51, shortest=300, longest=400)
+    own, own_others = warmed(first, loads, stock), stock.generate(others)["tokens"]
+    said = second.ask("while_loading", loads=loads, prompts=others, end=end, kill=daemon.process.pid if end == "kill" else None)
+    assert said["beside"] == own_others
+    assert said["loading"] == (["FINISHED_ABORTED"] if end == "abort" else ["WAITING_FOR_REMOTE_KVS"])
+    assert said["said"] == (None if end == "abort" else own)
+    blocks = whole_blocks(loads) // 32
+    assert (said["held"], said["held_then"]) == (blocks, 0)
+    facts = second.ask("facts")["transfer"]
+    assert (facts["loaded_blocks"], facts["failed_blocks"]) == ((0, blocks) if end == "raise" else (blocks, 0))
+    # Nothing was left in vLLM's own cache that is not right.
+    assert second.generate([loads])["tokens"] == [own] and second.generate(others)["tokens"] == own_others
+
+
+def test_what_many_need_is_loaded_once(daemon, engine, stock):
+    pool = UNHURRIED | {"socket": daemon.socket}
+    first, second = engine(connector=pool), engine(connector=pool)
+    asked = prompts(6, seed=52, shortest=20, longest=150, shared=320)
+    own = stock.generate(asked)["tokens"]
+    assert first.generate(asked)["tokens"] == own
+    first.ask("flush")
+    assert second.generate(asked) == {"tokens": own, "cached": every_block(asked)}
+    assert second.ask("facts")["transfer"]["loaded_blocks"] == sum(every_block(asked)) // 32 - 5 * 10
+
+
 def test_failure_policy_of_vllm(daemon, engine, stock):
     """Its default ends requests whose blocks can't be loaded; the others go on."""
     pool = {"socket": daemon.socket, "guaranteed_blocks": 100}

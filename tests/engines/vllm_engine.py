@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import types
 
@@ -161,7 +162,7 @@ class Engine:
         elif self.scheduler.connector is not None:
             lookup, transfer = self.scheduler.connector.lookup, self.transfer()
             facts |= {"lookup": lookup.counts, "transfer": transfer.counts, "detached": [lookup.detached, transfer.detached],
-                      "holds": len(lookup._held) + len(lookup._requests) + len(lookup._ahead),
+                      "holds": len(lookup._loading) + len(lookup._requests) + len(lookup._ahead),
                       "refused": transfer.session.counters["refused"] if transfer.session else 0}
         return facts
 
@@ -205,25 +206,72 @@ class Engine:
         def dies(request, computed):
             left[0] -= 1
             if left[0] == 0:
-                os.kill(pid, signal.SIGKILL)
-                while _lives(lookup.session):
-                    time.sleep(0.01)
+                self._kill(pid)
                 lookup._requests[request.request_id].pending = None  # Its answer may have come: it asks again.
             return found(request, computed)
 
         lookup.found = dies
         return {}
 
+    def while_loading(self, loads, prompts, end="", kill=None, tokens=20):
+        """What is said to `prompts` while no block of the prompt `loads` comes, and then to that one. end="abort": it ends meanwhile; "raise":
+        its copies raise. kill: a process that dies meanwhile."""
+        from vllm import SamplingParams
+        engine, transfer, said = self.llm.llm_engine, self.transfer(), {}
+        pool, params = self.scheduler.kv_cache_manager.block_pool, SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True,
+                                                                                  detokenize=False)
+        copy, go_on = transfer._copy_in, threading.Event()
+
+        def held(*arguments):
+            go_on.wait()
+            if end == "raise":
+                raise BufferError("no memory there")
+            return copy(*arguments)
+
+        def loading():
+            return [request.status.name for request in self.scheduler.requests.values()
+                    if request.num_computed_tokens and not request.num_output_tokens and request not in self.scheduler.running]
+
+        def steps(until):
+            while not until():
+                for output in engine.step():
+                    if output.finished and output.outputs:
+                        said[output.request_id] = list(output.outputs[0].token_ids)
+
+        transfer._copy_in = held
+        free = pool.get_num_free_blocks()
+        engine.add_request("loads", {"prompt_token_ids": loads}, params)
+        steps(loading)
+        for i, prompt in enumerate(prompts):
+            engine.add_request(f"beside {i}", {"prompt_token_ids": prompt}, params)
+        if end == "abort":
+            engine.abort_request(["loads"])
+        steps(lambda: all(f"beside {i}" in said for i in range(len(prompts))))
+        facts = {"loading": loading(), "held": free - pool.get_num_free_blocks()}
+        if kill is not None:
+            self._kill(kill)
+        go_on.set()
+        steps(lambda: not self.scheduler.has_requests())
+        transfer._copy_in = copy
+        return facts | {"beside": [said[f"beside {i}"] for i in range(len(prompts))], "said": said.get("loads"),
+                        "held_then": free - pool.get_num_free_blocks()}
+
+    def _kill(self, pid):
+        """The daemon; until this engine sees it."""
+        os.kill(pid, signal.SIGKILL)
+        while _lives(self.scheduler.connector.lookup.session):
+            time.sleep(0.01)
+
     def misfit(self):
         """The blocks of the next session are in memory that this worker can't have."""
-        import torch
-        view = torch.from_dlpack
+        import numpy
+        view = numpy.asarray
 
         def refuse(array):
-            torch.from_dlpack = view
+            numpy.asarray = view
             raise BufferError("memory of another device")
 
-        torch.from_dlpack = refuse
+        numpy.asarray = refuse
         return {}
 
     def heal(self):

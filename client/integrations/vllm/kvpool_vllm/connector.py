@@ -114,19 +114,24 @@ class KvPoolConnector(KVConnectorBase_V1, SupportsHMA):
         self.transfer.take_tensors(kv_caches)
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        # The first that is called in a step, whether blocks were preempted or not.
+        self.transfer.load(kv_connector_metadata)
         self.transfer.prepare(kv_connector_metadata)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        self.transfer.load(self._get_connector_metadata())
+        pass  # It has begun by then, before the step: handle_preemptions.
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        pass  # start_load_kv has loaded all of them.
+        pass  # vLLM computes a request once all of its blocks are loaded.
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
         pass  # A block is saved with all its layers, by wait_for_save.
 
     def wait_for_save(self) -> None:
         self.transfer.save(self._get_connector_metadata())
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        return None, self.transfer.take_loaded()
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self.transfer.take_failed()
@@ -153,7 +158,8 @@ class KvPoolConnector(KVConnectorBase_V1, SupportsHMA):
         self.lookup.came(request)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        return self.lookup.found(request, num_computed_tokens), False
+        tokens = self.lookup.found(request, num_computed_tokens)
+        return tokens, bool(tokens)
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         self.lookup.admitted(request, blocks, num_external_tokens)
@@ -162,6 +168,7 @@ class KvPoolConnector(KVConnectorBase_V1, SupportsHMA):
         return self.lookup.plan(scheduler_output)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        self.lookup.loaded(connector_output.finished_recving or ())
         if connector_output.kv_connector_worker_meta is not None:
             self.lookup.done(connector_output.kv_connector_worker_meta, connector_output.invalid_block_ids)
 

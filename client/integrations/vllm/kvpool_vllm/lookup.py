@@ -5,11 +5,12 @@ A request is, by what is known of its prefix:
     unasked    nothing                                        -> asked (came, found)
     asked      the question is on its way                     -> answered | answered with nothing (late, or no kvpoold)
     answered   the session holds what was found               -> admitted
-    admitted   what is to be loaded is in the step's plan,    -> unasked (preempted, then asked for again)
-               and held until the worker reports that step
+    admitted   what is to be loaded is in a plan, and held    -> unasked (preempted, or the load failed; then asked for again)
+               until vLLM hears from the workers that it is
 
 What was found is asked for once: it can't leave meanwhile. No step waits for answers longer than _POLL_S: vLLM goes on with its
-other requests and asks again, until match_timeout is over.
+other requests and asks again, until match_timeout is over. Nor does a step wait for loads. A request that needs a block which is being
+loaded for another does: vLLM has it then.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from kvpool_vllm.messages import Invitation, Load, Plan, Report, Save
 from kvpool_vllm.space import Options, terms_of_copies
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from vllm.config import VllmConfig
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -71,14 +74,15 @@ class Lookup:
         self.detached = True  # No kvpoold, not yet, or no more.
         self.number = 0  # Invitation.session.
         self.checked = False
-        self.step = self.failures = 0
         self.damaged: set[int] = set()  # Refs.
         self.private = b""  # Not empty since a reset: chained into keys, so that no other engine has them.
         self.counts = {"asked_requests": 0, "found_blocks": 0, "late_answers": 0}
         self._requests: dict[str, _Asked] = {}  # Keyed by request id.
         self._ahead: set[str] = set()  # Ids of requests that were asked for when they came, until it is their turn.
         self._planned: list[Load] = []  # Loads of the step that is being scheduled.
-        self._held: list[tuple[int, list[int]]] = []  # (step, refs) of plans that are not done.
+        self._loading: dict[str, Load] = {}  # Keyed by request id. The session holds their refs.
+        # vLLM finds what was loaded for one request when another comes.
+        self._shares_loads = vllm_config.cache_config.enable_prefix_caching
         self._quiet_until = 0.0
         self._poll_until: float | None = None  # How long the step that is being scheduled waits for answers.
 
@@ -94,7 +98,8 @@ class Lookup:
         # What the session before held went with it.
         for asked in self._requests.values():
             asked.pending, asked.refs, asked.saved = None, None, 0
-        self._held.clear()
+        for load in self._loading.values():
+            load.refs = []
         self.damaged.clear()
         self.session, self.number, self.detached = session, invitation.session, False
 
@@ -170,7 +175,12 @@ class Lookup:
                 asked.refs = []
         if asked.refs is None and not self._answered(asked):
             return None
+        if self._shares_loads and len(asked.refs) > asked.local and asked.refs[asked.local] in self._refs_being_loaded():
+            return None
         return max(0, len(asked.refs) - asked.local) * self.block_size
+
+    def _refs_being_loaded(self) -> set[int]:
+        return {ref for load in self._loading.values() for ref in load.refs}
 
     def _answered(self, asked: _Asked) -> bool:
         if self._poll_until is None:
@@ -204,13 +214,16 @@ class Lookup:
     def admitted(self, request: Request, blocks: KVCacheBlocks, external: int) -> None:
         asked = self._requests[request.request_id]
         self._ahead.discard(request.request_id)
-        refs, asked.refs = asked.refs or [], None
+        if asked.refs is None:
+            return  # Again, for it goes on behind what was loaded.
+        refs, asked.refs = asked.refs, None
         asked.saved, asked.mixed = len(refs), False
         first = asked.local if external else len(refs)
         last = first + external // self.block_size
         if external:
             (ids,) = blocks.get_block_ids()
-            self._planned.append(Load(ids[first:last], refs[first:last], self._keys(request, first, last)))
+            load = self._loading[request.request_id] = Load(request.request_id, ids[first:last], refs[first:last], self._keys(request, first, last))
+            self._planned.append(load)
             self.counts["found_blocks"] += last - first
         self._release(refs[:first] + refs[last:])
 
@@ -223,12 +236,9 @@ class Lookup:
     # ---- What is to be done
 
     def plan(self, scheduler_output: SchedulerOutput) -> Plan:
-        self.step += 1
         self._poll_until = None
-        plan = Plan(self.step, 0 if self.detached else self.number, self.number, self.failures, self._planned)
+        plan = Plan(0 if self.detached else self.number, self.number, scheduler_output.total_num_scheduled_tokens == 0, self._planned)
         self._planned = []
-        if plan.loads:
-            self._held.append((self.step, [ref for load in plan.loads for ref in load.refs]))
         if self.saves and not self.detached:
             in_step: set[bytes] = set()
             for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
@@ -256,34 +266,20 @@ class Lookup:
         (parent,) = self._keys(request, first - 1, first) if first else (None,)
         return Save(ids[first:full], names[there:], parent, keys.adapter_files(request))
 
+    def loaded(self, request_ids: Iterable[str]) -> None:
+        """All workers are done with the loads of these, or of other connectors'."""
+        for request_id in request_ids:
+            if (load := self._loading.pop(request_id, None)) is not None:
+                self._release(load.refs)
+
     def done(self, report: Report, invalid: set[int]) -> None:
-        """The worker has executed plans; `invalid`: blocks of vLLM's that it could not load."""
-        while self._held and self._held[0][0] <= report.step:
-            self._release(self._held.pop(0)[1])
+        """Workers have executed a plan; `invalid`: blocks of vLLM's that could not be loaded."""
         self.damaged |= report.damaged
         if report.invitation is not None:
             self._join_again(report.invitation)
-        if report.failures == self.failures:
-            return
-        # The worker has saved nothing of that step, nor of those planned before this was known: who knows what was computed
-        # from what. It will see what kvpoold has already.
-        self.failures = report.failures
-        for asked in self._requests.values():
-            asked.saved = 0
-        if invalid:
-            self._withdraw(invalid)
-
-    def _withdraw(self, invalid: set[int]) -> None:
-        """vLLM has sent the first of the requests that share an invalid block back to it. All of them go, for that one may
-        compute it in chunks; and until then nobody finds what lies behind it."""
-        behind: set[int] = set()
-        for request_id, asked in self._requests.items():
-            (ids,) = self.manager.get_block_ids(request_id)
-            first = next((i for i, block in enumerate(ids) if block in invalid), None)
-            if first is not None:
-                behind.update(ids[first:])
-                asked.request.num_computed_tokens = min(asked.request.num_computed_tokens, first * self.block_size)
-        self.manager.evict_blocks(behind)
+        if invalid:  # Who computes them asks what of them is there.
+            for asked in self._requests.values():
+                asked.saved = 0
 
     def reset(self) -> bool:
         """From now on no other engine has this engine's keys."""

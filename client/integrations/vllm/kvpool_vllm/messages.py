@@ -1,7 +1,7 @@
 """What the connector's two halves tell each other through vLLM: the worker's Transfer and the scheduler's Lookup.
 
     Invitation   worker -> scheduler    at start, and inside a Report
-    Plan         scheduler -> worker    before each step: the Loads and Saves to do
+    Plan         scheduler -> worker    before each step: the Loads to begin, and the Saves to do
     Report       worker -> scheduler    after each step
 """
 
@@ -23,8 +23,9 @@ class Invitation(KVConnectorHandshakeMetadata):
 
 @dataclasses.dataclass
 class Load:
-    """Blocks of a request's prefix to copy in; the lists are parallel."""
+    """Blocks of a request's prefix to copy in, beside steps; the lists are parallel."""
 
+    request_id: str
     blocks: list[int]  # vLLM's.
     refs: list[int]  # kvpoold's, held by the session.
     keys: list[bytes]
@@ -44,10 +45,9 @@ class Save:
 class Plan(KVConnectorMetadata):
     """The worker's part in one step."""
 
-    step: int
     session: int  # Invitation.session; 0: the scheduler is in none.
     loads_session: int  # Whose blocks the loads name. They are there still when the scheduler has just lost it.
-    failures: int  # Report.failures as the scheduler knows it: a plan made without knowing of a failure is not saved.
+    is_empty: bool  # The step computes nothing.
     loads: list[Load] = dataclasses.field(default_factory=list)
     saves: list[Save] = dataclasses.field(default_factory=list)
 
@@ -56,11 +56,8 @@ class Plan(KVConnectorMetadata):
 class Report(KVConnectorWorkerMetadata):
     """What became of the plans."""
 
-    step: int  # All plans through this one are done.
-    failures: int  # Steps so far in which a block could not be loaded.
     damaged: set[int]  # Refs of blocks whose content is not what their key says.
     invitation: Invitation | None  # None: the scheduler is in the worker's session.
 
     def aggregate(self, other: Report) -> Report:
-        return Report(min(self.step, other.step), max(self.failures, other.failures), self.damaged | other.damaged,
-                      self.invitation or other.invitation)
+        return Report(self.damaged | other.damaged, self.invitation or other.invitation)

@@ -1,12 +1,17 @@
-"""The connector in vLLM's worker: copies blocks in before a step, and out behind it.
+"""The connector in vLLM's worker: copies blocks in beside steps, and out behind each.
 
 A copied block is the pages of all layers, each as the attention kernels fill it, and CHECK_BYTES behind them: a sum over the pages
-and the block's key. What a load brought is held against both: a block that is another, or damaged, is reported, and vLLM computes
-it. A step in which that happens saves nothing, for what it computed may have seen it.
+and the block's key. What a load brought is held against both: a block that is another, or damaged, is reported with the load, and vLLM
+computes it. Until a load is reported no step reads its blocks, and vLLM gives them to nobody else, whatever becomes of the request.
+
+Loads are copied by a thread of its own, in their order, through NumPy: it releases the GIL, and leaves alone the threads that PyTorch
+computes with.
 """
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -18,7 +23,7 @@ from vllm.logger import init_logger
 from kvpool_engines.copies import BLOCK, Patience, lease
 from kvpool_engines.sessions import PAUSE_S, Opener, leave
 from kvpool_vllm import keys
-from kvpool_vllm.messages import Invitation, Plan, Report
+from kvpool_vllm.messages import Invitation, Load, Plan, Report
 from kvpool_vllm.space import Options, terms_of_copies
 
 if TYPE_CHECKING:
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.kvpool")
 
 _WORD = 8
+_IDLE_S = 0.005  # How long a step that computes nothing waits for a load: new requests wait as long.
 
 
 class Transfer:
@@ -40,14 +46,12 @@ class Transfer:
         self.terms = terms_of_copies(vllm_config, kv_cache_config, options)
         self.layers = len(self.terms.groups[0].layers)
         self.session: kvpool.Session | None = None
-        # The session's blocks, as words and as bytes, and vLLM's own: [block, layer, words of a page].
-        self.pool: torch.Tensor | None = None
+        # The session's blocks, as bytes, and vLLM's own: [block, layer, words of a page].
         self.words: np.ndarray | None = None
-        self.pages: torch.Tensor | None = None
+        self.pages: np.ndarray | None = None
         self.number = 0  # Sessions opened so far.
         self.joined = False  # The scheduler has joined the session.
         self.detached = True  # There is no kvpoold.
-        self.step = self.failures = 0
         # Blocks that could not be loaded since these sets were last taken: kvpoold's refs, and ids of vLLM's blocks.
         self.damaged: set[int] = set()
         self.failed: set[int] = set()
@@ -56,6 +60,13 @@ class Transfer:
         self._questions: list[kvpool.PendingMatch | None] = []
         self._patience = Patience(options.lease_timeout)
         self._opener = Opener(lambda: self._open(PAUSE_S), logger)
+        self._is_empty = False  # The step under way.
+        self._jobs: queue.SimpleQueue[Load | None] = queue.SimpleQueue()
+        self._under_way = 0  # Loads that were not taken as done.
+        self._changed = threading.Condition()
+        self._done: list[tuple[Load, list[int], list[int]]] = []  # (load, its blocks that failed, refs that are damaged).
+        self._thread = threading.Thread(target=self._work, daemon=True, name="kvpool copies")
+        self._thread.start()
         self._magazine = min(256, max(16, -(-vllm_config.scheduler_config.max_num_batched_tokens // self.spec.block_size)))
         try:
             self._use(self._open(options.open_timeout))
@@ -78,8 +89,7 @@ class Transfer:
 
     def _use(self, session: kvpool.Session) -> None:
         self.number += 1
-        everything = session.data(blocks=session.max_blocks)
-        self.words, self.pool = np.asarray(everything), torch.from_dlpack(everything).view(torch.int64)
+        self.words = np.asarray(session.data(blocks=session.max_blocks))
         self.session = session
         self.joined = self.detached = False
 
@@ -92,10 +102,10 @@ class Transfer:
             logger.error("kvpoold is gone: this engine goes on with its own KV cache alone: %s", error)
 
     def _reopen(self) -> None:
-        """Takes another session, once there is one."""
-        if (opened := self._opener.take()) is None:
+        """Takes another session, once there is one, and nobody copies from the one before."""
+        if self._under_way or (opened := self._opener.take()) is None:
             return
-        self.close()
+        self._leave()
         try:
             self._use(opened)
         except Exception as error:  # Its blocks may be in other memory now.
@@ -118,37 +128,65 @@ class Transfer:
         words = torch.empty(0, dtype=torch.int64).set_(first.untyped_storage())
         self.pages = words.as_strided((self.config.num_blocks, self.layers, self.page_bytes // _WORD),
                                       (stride // _WORD, step // _WORD, 1),
-                                      first.storage_offset() * first.element_size() // _WORD)
+                                      first.storage_offset() * first.element_size() // _WORD).numpy()
 
-    def _of_pool(self, block: int) -> tuple[torch.Tensor, np.ndarray]:
+    def _of_pool(self, ref: int) -> tuple[np.ndarray, np.ndarray]:
         """(its pages, its check bytes)."""
-        payload = self.layers * self.page_bytes
-        return (self.pool[block, :payload // _WORD].view(self.layers, self.page_bytes // _WORD), self.words[block, payload:])
+        block, payload = self.words[ref & BLOCK], self.layers * self.page_bytes
+        return block[:payload].view(np.int64).reshape(self.layers, self.page_bytes // _WORD), block[payload:]
 
-    def _check_bytes(self, pages: torch.Tensor, key: bytes) -> bytes:
-        return pages.sum().numpy().tobytes() + key
+    def _check_bytes(self, pages: np.ndarray, key: bytes) -> bytes:
+        return pages.sum().tobytes() + key
 
     # ---- In
 
     def load(self, plan: Plan) -> None:
+        """Begins to."""
+        self._is_empty = plan.is_empty
         for load in plan.loads:
-            if plan.loads_session != self.number:  # These were another daemon's.
-                self.failed.update(load.blocks)
-                continue
-            for block, ref, key in zip(load.blocks, load.refs, load.keys):
-                pages, check = self._of_pool(ref & BLOCK)
-                mine = self.pages[block]
-                mine.copy_(pages)
-                expected = self._check_bytes(mine, key)
-                if check[:len(expected)].tobytes() == expected:
-                    self.counts["loaded_blocks"] += 1
-                else:
-                    self.damaged.add(ref)
-                    self.failed.add(block)
+            self._under_way += 1
+            if plan.loads_session == self.number:
+                self._jobs.put(load)
+            else:  # These were another daemon's.
+                self._finish(load, load.blocks, [])
+
+    def _work(self) -> None:
+        while (load := self._jobs.get()) is not None:
+            try:
+                bad = [i for i, good in enumerate(map(self._copy_in, load.blocks, load.refs, load.keys)) if not good]
+            except Exception:  # Unreported, the load would keep its request waiting for ever.
+                logger.exception("blocks of request %s could not be loaded", load.request_id)
+                bad = list(range(len(load.blocks)))
+            self._finish(load, [load.blocks[i] for i in bad], [load.refs[i] for i in bad])
+
+    def _finish(self, load: Load, failed: list[int], damaged: list[int]) -> None:
+        with self._changed:
+            self._done.append((load, failed, damaged))
+            self._changed.notify()
+
+    def _copy_in(self, block: int, ref: int, key: bytes) -> bool:
+        """Whether it is what its key says."""
+        pages, check = self._of_pool(ref)
+        mine = self.pages[block]
+        np.copyto(mine, pages)
+        expected = self._check_bytes(mine, key)
+        return check[:len(expected)].tobytes() == expected
+
+    def take_loaded(self) -> set[str]:
+        """Ids of requests whose loads are done; take_failed has their blocks that could not be loaded."""
+        with self._changed:
+            if self._is_empty and self._under_way and not self._done:
+                self._changed.wait(_IDLE_S)
+            done, self._done = self._done, []
+        self._under_way -= len(done)
+        for load, failed, damaged in done:
+            self.counts["loaded_blocks"] += len(load.blocks) - len(failed)
+            self.counts["failed_blocks"] += len(failed)
+            self.failed.update(failed)
+            self.damaged.update(damaged)
         if self.failed:
-            self.failures += 1
-            self.counts["failed_blocks"] += len(self.failed)
             logger.error("%d blocks of kvpoold's could not be loaded, or are not what their keys say: they are computed", len(self.failed))
+        return {load.request_id for load, _, _ in done}
 
     def take_failed(self) -> set[int]:
         failed, self.failed = self.failed, set()
@@ -163,13 +201,12 @@ class Transfer:
                 self._detach(error)
         if self.detached:
             self._reopen()
-        return Report(self.step, self.failures, damaged, None if self.detached or self.joined else self.invitation())
+        return Report(damaged, None if self.detached or self.joined else self.invitation())
 
     # ---- Out
 
     def prepare(self, plan: Plan) -> None:
         """Asks what of the plan's saves is there; by the end of the step it is known."""
-        self.step = plan.step
         if plan.session == self.number:
             self.joined = True
         elif self.joined and plan.session == 0:
@@ -207,7 +244,7 @@ class Transfer:
         questions, self._questions = self._questions, []
         if self.detached or not plan.saves:
             return
-        if plan.failures != self.failures or plan.session != self.number:
+        if plan.session != self.number:
             self.counts["skipped_blocks"] += sum(len(save.blocks) for save in plan.saves)
             return
         runs, patience = [], self._patience.left()
@@ -236,8 +273,8 @@ class Transfer:
         for blocks, names, parent in runs:
             refs, leased = leased[:len(blocks)], leased[len(blocks):]
             for block, ref, key in zip(blocks, refs, names):
-                pages, check = self._of_pool(ref & BLOCK)
-                pages.copy_(self.pages[block])
+                pages, check = self._of_pool(ref)
+                np.copyto(pages, self.pages[block])
                 word = self._check_bytes(pages, key)
                 check[:len(word)] = np.frombuffer(word, np.uint8)
             if refs:
@@ -251,11 +288,16 @@ class Transfer:
                 self.counts["skipped_blocks"] += len(refs)  # Too much is on its way.
             self.session.release(refs)
 
-    def close(self) -> None:
+    def _leave(self) -> None:
         if self.session is not None:
-            self.pool = self.words = None
+            self.words = None
             leave(self.session, logger)
             self.session = None
+
+    def close(self) -> None:
+        self._jobs.put(None)
+        self._thread.join()
+        self._leave()
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
