@@ -47,7 +47,7 @@ def test_prefixes_of_another_process_and_of_a_dead_one(daemon, engine, stock):
     assert said["tokens"] == own and said["cached"] == [0] * 25
     first.ask("flush")
     computed = sum(every_block(asked)) // 32
-    assert first.ask("facts")["transfer"]["saved_blocks"] >= computed
+    assert first.ask("facts")["lookup"]["saved_blocks"] >= computed
     said = second.generate(asked)
     assert said["tokens"] == own and said["cached"] == every_block(asked)
     facts = second.ask("facts")
@@ -81,7 +81,7 @@ def test_what_is_there_is_not_copied_again(daemon, engine, stock):
     own = stock.generate(asked, tokens=1)["tokens"]
     assert first.generate(asked, tokens=1)["tokens"] == own
     first.ask("flush")
-    saved = first.ask("facts")["transfer"]["saved_blocks"]
+    saved = first.ask("facts")["lookup"]["saved_blocks"]
     # Prompts of one step that have blocks in common save them once.
     assert saved == sum(len(prompt) // 32 for prompt in asked) - 3 * 2
     # The second has no cache of its own: every time it loads all of them, and saves none.
@@ -89,7 +89,7 @@ def test_what_is_there_is_not_copied_again(daemon, engine, stock):
         said = second.generate(asked, tokens=1)
         assert said["tokens"] == own and said["cached"] == every_block(asked)
         assert second.ask("facts")["transfer"]["loaded_blocks"] == turn * sum(every_block(asked)) // 32
-    assert second.ask("facts")["transfer"]["saved_blocks"] == 0
+    assert second.ask("facts")["lookup"]["saved_blocks"] == 0
     settled(daemon, first, second)
 
 
@@ -230,6 +230,25 @@ def test_what_many_need_is_loaded_once(daemon, engine, stock):
     assert second.ask("facts")["transfer"]["loaded_blocks"] == sum(every_block(asked)) // 32 - 5 * 10
 
 
+@pytest.mark.parametrize("end", ["", "abort", "preempt", "reset", "kill"])
+def test_what_is_being_saved_is_overwritten_by_nobody(daemon, engine, stock, end):
+    """Its request has ended long before it is copied, and others take all other blocks of vLLM's again and again."""
+    pool = UNHURRIED | {"socket": daemon.socket}
+    first, second = engine(connector=pool, num_gpu_blocks_override=60, max_num_seqs=3), engine(connector=pool)
+    (saves,), others = prompts(1, seed=53, shortest=330, longest=340), prompts(9, seed=54, shortest=250, longest=400)
+    own, own_others = stock.generate([saves])["tokens"], stock.generate(others)["tokens"]
+    said = first.ask("while_saving", saves=saves, prompts=others, end=end, kill=daemon.process.pid if end == "kill" else None)
+    assert said["beside"] == own_others and said["runs"]
+    assert (said["held"], said["in_use"]) == (0 if end == "reset" else 10, 0)
+    if end == "kill":
+        assert first.generate([saves])["tokens"] == own
+        return
+    first.ask("flush")
+    assert second.generate([saves]) == {"tokens": own, "cached": [0 if end == "reset" else 320]}
+    assert second.generate(others)["tokens"] == own_others
+    settled(daemon, first, second)
+
+
 def test_failure_policy_of_vllm(daemon, engine, stock):
     """Its default ends requests whose blocks can't be loaded; the others go on."""
     pool = {"socket": daemon.socket, "guaranteed_blocks": 100}
@@ -365,7 +384,7 @@ def test_roles(daemon, engine, stock):
     asked = prompts(4, seed=37, shortest=100)
     own = stock.generate(asked)["tokens"]
     assert reads.generate(asked)["tokens"] == own
-    assert reads.ask("facts")["transfer"]["saved_blocks"] == 0
+    assert reads.ask("facts")["lookup"]["saved_blocks"] == 0
     assert reads.ask("reset")["done"]
     said = writes.generate(asked)
     assert said["tokens"] == own and said["cached"] == [0] * 4

@@ -162,7 +162,7 @@ class Engine:
         elif self.scheduler.connector is not None:
             lookup, transfer = self.scheduler.connector.lookup, self.transfer()
             facts |= {"lookup": lookup.counts, "transfer": transfer.counts, "detached": [lookup.detached, transfer.detached],
-                      "holds": len(lookup._loading) + len(lookup._requests) + len(lookup._ahead),
+                      "holds": len(lookup._loading) + len(lookup._requests) + len(lookup._ahead) + len(lookup.saves),
                       "refused": transfer.session.counters["refused"] if transfer.session else 0}
         return facts
 
@@ -173,6 +173,8 @@ class Engine:
 
     def flush(self):
         pool = getattr(self.scheduler, "pool", None)
+        if pool is None:
+            assert len(self.scheduler.connector.lookup.saves) == 0
         for session in [pool.session] if pool is not None else [self.transfer().session, self.scheduler.connector.lookup.session]:
             session.flush()
         return {}
@@ -212,6 +214,54 @@ class Engine:
 
         lookup.found = dies
         return {}
+
+    def while_saving(self, saves, prompts, end="", kill=None):
+        """No block of the prompt `saves` is copied out while `prompts` are computed. end="abort": the first ends before its answer does;
+        "preempt": it is preempted; "reset": the cache is reset, with all that runs."""
+        from vllm import SamplingParams
+        engine, transfer, scheduler = self.llm.llm_engine, self.transfer(), self.scheduler
+        pool, copy, go_on = scheduler.kv_cache_manager.block_pool, transfer._copy_out, threading.Event()
+        said = {}
+
+        def add(name, prompt, tokens):
+            engine.add_request(name, {"prompt_token_ids": prompt},
+                               SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False))
+
+        def steps(until):
+            while not until():
+                for output in engine.step():
+                    if output.finished and output.outputs:
+                        said[output.request_id] = list(output.outputs[0].token_ids)
+
+        def held(*arguments):
+            go_on.wait()
+            return copy(*arguments)
+
+        transfer._copy_out = held
+        add("runs", [1, 2, 3], 300)  # What is saved is finished when no request is left.
+        add("saves", saves, 40 if end in ("abort", "preempt") else 1)
+        lookup = scheduler.connector.lookup
+        steps(lambda: lookup.saves._copying)
+        lookup.fills = False  # What comes now is not saved: its blocks would wait, too.
+        if end == "abort":
+            engine.abort_request(["saves"])
+        elif end == "preempt":
+            scheduler._preempt_request(scheduler.running.pop(), time.monotonic())
+            scheduler.prev_step_scheduled_req_ids.clear()
+        elif end == "reset":
+            assert self.llm.llm_engine.engine_core.engine_core.reset_prefix_cache(reset_running_requests=True)
+        for i, prompt in enumerate(prompts):
+            add(f"beside {i}", prompt, 20)
+        steps(lambda: all(f"beside {i}" in said for i in range(len(prompts))))
+        facts = {"held": sum(len(save.blocks) for save, _ in lookup.saves._copying.values()),
+                 "runs": "runs" not in said}
+        if kill is not None:
+            self._kill(kill)
+        go_on.set()
+        steps(lambda: not scheduler.has_requests())
+        transfer._copy_out, lookup.fills = copy, True
+        return facts | {"beside": [said[f"beside {i}"] for i in range(len(prompts))],
+                        "in_use": pool.num_gpu_blocks - pool.get_num_free_blocks() - 1}
 
     def while_loading(self, loads, prompts, end="", kill=None, tokens=20):
         """What is said to `prompts` while no block of the prompt `loads` comes, and then to that one. end="abort": it ends meanwhile; "raise":

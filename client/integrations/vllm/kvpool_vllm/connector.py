@@ -115,8 +115,7 @@ class KvPoolConnector(KVConnectorBase_V1, SupportsHMA):
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         # The first that is called in a step, whether blocks were preempted or not.
-        self.transfer.load(kv_connector_metadata)
-        self.transfer.prepare(kv_connector_metadata)
+        self.transfer.begin(kv_connector_metadata)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         pass  # It has begun by then, before the step: handle_preemptions.
@@ -125,13 +124,13 @@ class KvPoolConnector(KVConnectorBase_V1, SupportsHMA):
         pass  # vLLM computes a request once all of its blocks are loaded.
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        pass  # A block is saved with all its layers, by wait_for_save.
+        pass  # A block is saved with all its layers.
 
     def wait_for_save(self) -> None:
-        self.transfer.save(self._get_connector_metadata())
+        pass  # It is saved beside a later step; saves.py holds it until then.
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        return None, self.transfer.take_loaded()
+        return None, self.transfer.take_done()
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self.transfer.take_failed()
@@ -152,7 +151,7 @@ class KvPoolConnector(KVConnectorBase_V1, SupportsHMA):
 
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
-        self.lookup.manager = kv_cache_manager
+        self.lookup.bind(kv_cache_manager)
 
     def on_new_request(self, request: Request) -> None:
         self.lookup.came(request)
@@ -174,7 +173,13 @@ class KvPoolConnector(KVConnectorBase_V1, SupportsHMA):
 
     def request_finished(self, request: Request, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         self.lookup.left(request.request_id)
-        return False, None  # Its blocks were saved, or are not going to be.
+        return False, None  # Those of its blocks that are being saved are held beside it.
+
+    def has_pending_block_frees(self) -> bool:
+        return len(self.lookup.saves) > 0
+
+    def has_pending_push_work(self) -> bool:
+        return len(self.lookup.saves) > 0  # Steps go on until all are over.
 
     def request_finished_all_groups(self, request: Request, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished(request, block_ids)

@@ -1,4 +1,4 @@
-"""The connector in vLLM's scheduler: which blocks of a request kvpoold has, and which of a step are to be saved.
+"""The connector in vLLM's scheduler: which blocks of a request kvpoold has, and which of a step are to be saved (saves.py).
 
 A request is, by what is known of its prefix:
 
@@ -27,7 +27,8 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from kvpool_engines.copies import MOST_KEYS
 from kvpool_engines.sessions import leave
 from kvpool_vllm import keys
-from kvpool_vllm.messages import Invitation, Load, Plan, Report, Save
+from kvpool_vllm.messages import Invitation, Load, Plan, Report
+from kvpool_vllm.saves import Save, Saves
 from kvpool_vllm.space import Options, terms_of_copies
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class _Asked:
 class Lookup:
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, options: Options) -> None:
         transfer = vllm_config.kv_transfer_config
-        self.loads, self.saves = transfer.is_kv_consumer, transfer.is_kv_producer
+        self.loads, self.fills = transfer.is_kv_consumer, transfer.is_kv_producer
         self.options, self.terms = options, terms_of_copies(vllm_config, kv_cache_config, options)
         keys.set_root(self.terms.digest)
         self.hash_name = vllm_config.cache_config.prefix_caching_hash_algo
@@ -76,7 +77,8 @@ class Lookup:
         self.checked = False
         self.damaged: set[int] = set()  # Refs.
         self.private = b""  # Not empty since a reset: chained into keys, so that no other engine has them.
-        self.counts = {"asked_requests": 0, "found_blocks": 0, "late_answers": 0}
+        self.saves = Saves(1, options.lease_timeout)
+        self._counts = {"asked_requests": 0, "found_blocks": 0, "late_answers": 0}
         self._requests: dict[str, _Asked] = {}  # Keyed by request id.
         self._ahead: set[str] = set()  # Ids of requests that were asked for when they came, until it is their turn.
         self._planned: list[Load] = []  # Loads of the step that is being scheduled.
@@ -85,6 +87,20 @@ class Lookup:
         self._shares_loads = vllm_config.cache_config.enable_prefix_caching
         self._quiet_until = 0.0
         self._poll_until: float | None = None  # How long the step that is being scheduled waits for answers.
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {**self._counts, **self.saves.counts}
+
+    def bind(self, manager: KVCacheManager) -> None:
+        self.manager, self.saves.block_pool = manager, manager.block_pool
+        reset = manager.reset_prefix_cache
+
+        def reset_prefix_cache() -> bool:
+            self.saves.let_go()  # A cache of which blocks are held is not reset.
+            return reset()
+
+        manager.reset_prefix_cache = reset_prefix_cache
 
     def invited(self, invitation: Invitation) -> None:
         """Takes the invitation that the worker sends at start."""
@@ -100,6 +116,7 @@ class Lookup:
             asked.pending, asked.refs, asked.saved = None, None, 0
         for load in self._loading.values():
             load.refs = []
+        self.saves.drop()
         self.damaged.clear()
         self.session, self.number, self.detached = session, invitation.session, False
 
@@ -126,6 +143,7 @@ class Lookup:
     def _detach(self, why: object) -> None:
         if not self.detached:
             self.detached = True
+            self.saves.drop()
             logger.error("kvpoold is gone: this engine goes on with its own KV cache, and shares nothing: %s", why)
 
     def _keys(self, request: Request, first: int, last: int) -> list[bytes]:
@@ -155,7 +173,7 @@ class Lookup:
         try:
             asked.pending = self.session.match(self._keys(asked.request, 0, wanted))
             asked.deadline = time.monotonic() + self.options.match_timeout
-            self.counts["asked_requests"] += 1
+            self._counts["asked_requests"] += 1
         except kvpool.ResourceExhaustedError:
             asked.refs = []  # Too much is on its way: it will be computed.
         except kvpool.KvpoolError as error:
@@ -192,7 +210,7 @@ class Lookup:
                 return False
             logger.warning("kvpoold has not answered for %s s: prefixes are computed for the next %s s", self.options.match_timeout,
                            _QUIET_S)
-            self.counts["late_answers"] += 1
+            self._counts["late_answers"] += 1
             self._quiet_until = time.monotonic() + _QUIET_S
             refs = []  # What comes later is given back.
         except kvpool.KvpoolError as error:
@@ -224,7 +242,7 @@ class Lookup:
             (ids,) = blocks.get_block_ids()
             load = self._loading[request.request_id] = Load(request.request_id, ids[first:last], refs[first:last], self._keys(request, first, last))
             self._planned.append(load)
-            self.counts["found_blocks"] += last - first
+            self._counts["found_blocks"] += last - first
         self._release(refs[:first] + refs[last:])
 
     def left(self, request_id: str) -> None:
@@ -237,34 +255,37 @@ class Lookup:
 
     def plan(self, scheduler_output: SchedulerOutput) -> Plan:
         self._poll_until = None
-        plan = Plan(0 if self.detached else self.number, self.number, scheduler_output.total_num_scheduled_tokens == 0, self._planned)
+        is_empty = scheduler_output.total_num_scheduled_tokens == 0
+        plan = Plan(0 if self.detached else self.number, self.number, is_empty, self._planned)
         self._planned = []
-        if self.saves and not self.detached:
-            in_step: set[bytes] = set()
-            for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
-                if (save := self._save(request_id, tokens, in_step)) is not None:
-                    plan.saves.append(save)
+        if not self.detached:
+            try:
+                self.saves.begin(self.session, plan.copies, _POLL_S if is_empty else 0)
+                if self.fills:
+                    for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
+                        self._save(request_id, tokens)
+            except kvpool.KvpoolError as error:
+                self._detach(error)
         return plan
 
-    def _save(self, request_id: str, tokens: int, in_step: set[bytes]) -> Save | None:
+    def _save(self, request_id: str, tokens: int) -> None:
         asked = self._requests.get(request_id)
         if asked is None:
-            return None
+            return
         request = asked.request
         # Tokens that a step guesses have no hash yet.
         full = min((request.num_computed_tokens + tokens) // self.block_size, len(request.block_hashes))
         if full <= asked.saved or asked.mixed or not keys.adapter_is_the_same(request):
-            return None
+            return
         first, asked.saved = asked.saved, full
         names = self._keys(request, first, full)
-        there = next((i for i, name in enumerate(names) if name not in in_step), len(names))
-        if there == len(names):
-            return None
-        in_step.update(names)
-        first += there
-        (ids,) = self.manager.get_block_ids(request_id)
+        new = next((i for i, name in enumerate(names) if name not in self.saves), len(names))
+        if new == len(names):
+            return
+        first += new
+        (blocks,) = self.manager.get_blocks(request_id).blocks
         (parent,) = self._keys(request, first - 1, first) if first else (None,)
-        return Save(ids[first:full], names[there:], parent, keys.adapter_files(request))
+        self.saves.add(self.session, Save(list(blocks[first:full]), names[new:], parent, keys.adapter_files(request)))
 
     def loaded(self, request_ids: Iterable[str]) -> None:
         """All workers are done with the loads of these, or of other connectors'."""
@@ -273,11 +294,16 @@ class Lookup:
                 self._release(load.refs)
 
     def done(self, report: Report, invalid: set[int]) -> None:
-        """Workers have executed a plan; `invalid`: blocks of vLLM's that could not be loaded."""
+        """Workers have executed a plan; `invalid`: blocks of vLLM's that could not be loaded, by this connector or another."""
         self.damaged |= report.damaged
+        try:
+            self.saves.done(self.session, report)
+        except kvpool.KvpoolError as error:
+            self._detach(error)
         if report.invitation is not None:
             self._join_again(report.invitation)
-        if invalid:  # Who computes them asks what of them is there.
+        if invalid:  # Another connector's step may have read them. What is computed anew asks what of it is there.
+            self.saves.drop_planned()
             for asked in self._requests.values():
                 asked.saved = 0
 

@@ -1,12 +1,13 @@
 """What the connector's two halves tell each other through vLLM: the worker's Transfer and the scheduler's Lookup.
 
     Invitation   worker -> scheduler    at start, and inside a Report
-    Plan         scheduler -> worker    before each step: the Loads to begin, and the Saves to do
+    Plan         scheduler -> worker    before each step: the Loads and Copies to begin
     Report       worker -> scheduler    after each step
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorHandshakeMetadata, KVConnectorMetadata,
@@ -32,13 +33,13 @@ class Load:
 
 
 @dataclasses.dataclass
-class Save:
-    """Consecutive blocks of a sequence that are full after the step."""
+class Copy:
+    """Blocks to copy out, beside steps; the lists are parallel. vLLM's are full, and the scheduler holds them."""
 
-    blocks: list[int]
+    number: int
+    blocks: list[int]  # vLLM's.
+    refs: list[int]  # kvpoold's, leased to the session.
     keys: list[bytes]
-    parent_key: bytes | None
-    adapter: tuple[str, str] | None  # keys.adapter_files: what they have to be still once the step is done.
 
 
 @dataclasses.dataclass
@@ -46,10 +47,10 @@ class Plan(KVConnectorMetadata):
     """The worker's part in one step."""
 
     session: int  # Invitation.session; 0: the scheduler is in none.
-    loads_session: int  # Whose blocks the loads name. They are there still when the scheduler has just lost it.
+    blocks_session: int  # Whose blocks are named. They are there still when the scheduler has just lost it.
     is_empty: bool  # The step computes nothing.
     loads: list[Load] = dataclasses.field(default_factory=list)
-    saves: list[Save] = dataclasses.field(default_factory=list)
+    copies: list[Copy] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
@@ -57,7 +58,11 @@ class Report(KVConnectorWorkerMetadata):
     """What became of the plans."""
 
     damaged: set[int]  # Refs of blocks whose content is not what their key says.
+    copied: dict[int, int]  # {number of a Copy: how many workers have done it since their last report}
+    not_copied: set[int]  # Those of them that came to nothing with some worker.
     invitation: Invitation | None  # None: the scheduler is in the worker's session.
 
     def aggregate(self, other: Report) -> Report:
-        return Report(self.damaged | other.damaged, self.invitation or other.invitation)
+        copied = collections.Counter(self.copied)
+        copied.update(other.copied)
+        return Report(self.damaged | other.damaged, dict(copied), self.not_copied | other.not_copied, self.invitation or other.invitation)

@@ -1,18 +1,18 @@
-"""The connector in vLLM's worker: copies blocks in beside steps, and out behind each.
+"""The connector in vLLM's worker: copies blocks in and out beside steps.
 
 A copied block is the pages of all layers, each as the attention kernels fill it, and CHECK_BYTES behind them: a sum over the pages
 and the block's key. What a load brought is held against both: a block that is another, or damaged, is reported with the load, and vLLM
 computes it. Until a load is reported no step reads its blocks, and vLLM gives them to nobody else, whatever becomes of the request.
 
-Loads are copied by a thread of its own, in their order, through NumPy: it releases the GIL, and leaves alone the threads that PyTorch
-computes with.
+A thread of its own copies, loads before what is to be saved, through NumPy: it releases the GIL, and leaves alone the threads that
+PyTorch computes with.
 """
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import kvpool
@@ -20,10 +20,9 @@ import numpy as np
 import torch
 from vllm.logger import init_logger
 
-from kvpool_engines.copies import BLOCK, Patience, lease
+from kvpool_engines.copies import BLOCK
 from kvpool_engines.sessions import PAUSE_S, Opener, leave
-from kvpool_vllm import keys
-from kvpool_vllm.messages import Invitation, Load, Plan, Report
+from kvpool_vllm.messages import Copy, Invitation, Load, Plan, Report
 from kvpool_vllm.space import Options, terms_of_copies
 
 if TYPE_CHECKING:
@@ -55,16 +54,17 @@ class Transfer:
         # Blocks that could not be loaded since these sets were last taken: kvpoold's refs, and ids of vLLM's blocks.
         self.damaged: set[int] = set()
         self.failed: set[int] = set()
-        self.counts = dict.fromkeys(("loaded_blocks", "failed_blocks", "saved_blocks", "known_blocks", "skipped_blocks"), 0)
-        # For each save of the step under way: the question how much of it kvpoold has already.
-        self._questions: list[kvpool.PendingMatch | None] = []
-        self._patience = Patience(options.lease_timeout)
+        self.counts = dict.fromkeys(("loaded_blocks", "failed_blocks"), 0)
         self._opener = Opener(lambda: self._open(PAUSE_S), logger)
         self._is_empty = False  # The step under way.
-        self._jobs: queue.SimpleQueue[Load | None] = queue.SimpleQueue()
-        self._under_way = 0  # Loads that were not taken as done.
+        # (1 for copies, which wait until all loads are done, order, job). Behind them comes what ends the thread.
+        self._jobs: queue.PriorityQueue[tuple[int, int, Load | Copy | None]] = queue.PriorityQueue()
+        self._numbers = itertools.count()
+        self._under_way = 0  # Jobs that were not taken as done.
         self._changed = threading.Condition()
-        self._done: list[tuple[Load, list[int], list[int]]] = []  # (load, its blocks that failed, refs that are damaged).
+        self._done: list[tuple[Load | Copy, list[int], list[int]]] = []  # (job, its blocks that failed, refs that are damaged).
+        self._copied: dict[int, int] = {}  # For the next report.
+        self._not_copied: set[int] = set()
         self._thread = threading.Thread(target=self._work, daemon=True, name="kvpool copies")
         self._thread.start()
         self._magazine = min(256, max(16, -(-vllm_config.scheduler_config.max_num_batched_tokens // self.spec.block_size)))
@@ -138,30 +138,35 @@ class Transfer:
     def _check_bytes(self, pages: np.ndarray, key: bytes) -> bytes:
         return pages.sum().tobytes() + key
 
-    # ---- In
-
-    def load(self, plan: Plan) -> None:
-        """Begins to."""
+    def begin(self, plan: Plan) -> None:
+        """A step is about to be computed; its copies are done beside it."""
+        if plan.session == self.number:
+            self.joined = True
+        elif self.joined and plan.session == 0:
+            self._detach("its scheduler has lost it")
         self._is_empty = plan.is_empty
-        for load in plan.loads:
+        for job in itertools.chain(plan.loads, plan.copies):
             self._under_way += 1
-            if plan.loads_session == self.number:
-                self._jobs.put(load)
-            else:  # These were another daemon's.
-                self._finish(load, load.blocks, [])
+            if plan.blocks_session == self.number:
+                self._jobs.put((isinstance(job, Copy), next(self._numbers), job))
+            else:  # These are another daemon's.
+                self._finish(job, job.blocks, [])
+
+    # ---- The thread
 
     def _work(self) -> None:
-        while (load := self._jobs.get()) is not None:
+        while (job := self._jobs.get()[2]) is not None:
+            copy = self._copy_in if isinstance(job, Load) else self._copy_out
             try:
-                bad = [i for i, good in enumerate(map(self._copy_in, load.blocks, load.refs, load.keys)) if not good]
-            except Exception:  # Unreported, the load would keep its request waiting for ever.
-                logger.exception("blocks of request %s could not be loaded", load.request_id)
-                bad = list(range(len(load.blocks)))
-            self._finish(load, [load.blocks[i] for i in bad], [load.refs[i] for i in bad])
+                bad = [i for i, good in enumerate(itertools.starmap(copy, zip(job.blocks, job.refs, job.keys, strict=True))) if not good]
+            except Exception:  # Unreported, a load would keep its request waiting for ever, and a copy its blocks.
+                logger.exception("blocks could not be copied")
+                bad = list(range(len(job.blocks)))
+            self._finish(job, [job.blocks[i] for i in bad], [job.refs[i] for i in bad])
 
-    def _finish(self, load: Load, failed: list[int], damaged: list[int]) -> None:
+    def _finish(self, job: Load | Copy, failed: list[int], damaged: list[int]) -> None:
         with self._changed:
-            self._done.append((load, failed, damaged))
+            self._done.append((job, failed, damaged))
             self._changed.notify()
 
     def _copy_in(self, block: int, ref: int, key: bytes) -> bool:
@@ -172,28 +177,43 @@ class Transfer:
         expected = self._check_bytes(mine, key)
         return check[:len(expected)].tobytes() == expected
 
-    def take_loaded(self) -> set[str]:
-        """Ids of requests whose loads are done; take_failed has their blocks that could not be loaded."""
+    def _copy_out(self, block: int, ref: int, key: bytes) -> bool:
+        pages, check = self._of_pool(ref)
+        np.copyto(pages, self.pages[block])
+        word = self._check_bytes(pages, key)
+        check[:len(word)] = np.frombuffer(word, np.uint8)
+        return True
+
+    # ---- What is done
+
+    def take_done(self) -> set[str]:
+        """Ids of requests whose loads are done. take_failed has their blocks that could not be loaded, and report() the copies."""
         with self._changed:
             if self._is_empty and self._under_way and not self._done:
                 self._changed.wait(_IDLE_S)
             done, self._done = self._done, []
         self._under_way -= len(done)
-        for load, failed, damaged in done:
-            self.counts["loaded_blocks"] += len(load.blocks) - len(failed)
+        loaded = set()
+        for job, failed, damaged in done:
+            if isinstance(job, Copy):
+                self._copied[job.number] = 1
+                if failed:
+                    self._not_copied.add(job.number)
+                continue
+            loaded.add(job.request_id)
+            self.counts["loaded_blocks"] += len(job.blocks) - len(failed)
             self.counts["failed_blocks"] += len(failed)
             self.failed.update(failed)
             self.damaged.update(damaged)
         if self.failed:
             logger.error("%d blocks of kvpoold's could not be loaded, or are not what their keys say: they are computed", len(self.failed))
-        return {load.request_id for load, _, _ in done}
+        return loaded
 
     def take_failed(self) -> set[int]:
         failed, self.failed = self.failed, set()
         return failed
 
     def report(self) -> Report:
-        damaged, self.damaged = self.damaged, set()
         if not self.detached:
             try:
                 self.session.check()
@@ -201,92 +221,9 @@ class Transfer:
                 self._detach(error)
         if self.detached:
             self._reopen()
-        return Report(damaged, None if self.detached or self.joined else self.invitation())
-
-    # ---- Out
-
-    def prepare(self, plan: Plan) -> None:
-        """Asks what of the plan's saves is there; by the end of the step it is known."""
-        if plan.session == self.number:
-            self.joined = True
-        elif self.joined and plan.session == 0:
-            self._detach("its scheduler has lost it")
-        self._questions = []
-        for save in plan.saves:
-            self._questions.append(self._ask(save.keys))
-
-    def _ask(self, names: list[bytes]) -> kvpool.PendingMatch | None:
-        if self.detached:
-            return None
-        try:
-            return self.session.match(names)
-        except kvpool.ResourceExhaustedError:
-            return None  # Too much is on its way. Seal sees what is there, too.
-        except kvpool.KvpoolError as error:
-            self._detach(error)
-            return None
-
-    def _known(self, question: kvpool.PendingMatch | None, patience: float, deadline: float) -> int:
-        """How many of a save's first blocks are there. `patience`: what the deadline was made of."""
-        if question is None:
-            return 0
-        try:
-            with question.wait(timeout=max(0, deadline - time.monotonic())) as hit:
-                return len(hit.blocks)
-        except kvpool.DeadlineExceededError:
-            self._patience.was_in_vain(patience)
-            return 0
-        except kvpool.KvpoolError as error:
-            self._detach(error)
-            return 0
-
-    def save(self, plan: Plan) -> None:
-        questions, self._questions = self._questions, []
-        if self.detached or not plan.saves:
-            return
-        if plan.session != self.number:
-            self.counts["skipped_blocks"] += sum(len(save.blocks) for save in plan.saves)
-            return
-        runs, patience = [], self._patience.left()
-        deadline = time.monotonic() + patience
-        for save, question in zip(plan.saves, questions):
-            if save.adapter is not None and keys.adapter_digest(save.adapter[0]) != save.adapter[1]:
-                self.counts["skipped_blocks"] += len(save.blocks)  # The step may have loaded others.
-                continue
-            known = self._known(question, patience, deadline)
-            self.counts["known_blocks"] += known
-            if known < len(save.blocks):
-                parent = save.keys[known - 1] if known else save.parent_key
-                runs.append((save.blocks[known:], save.keys[known:], parent))
-        try:
-            if runs:
-                self._copy_out(runs)
-        except kvpool.KvpoolError as error:
-            self._detach(error)
-
-    def _copy_out(self, runs: list[tuple[list[int], list[bytes], bytes | None]]) -> None:
-        wanted = sum(len(blocks) for blocks, _, _ in runs)
-        leased = lease(self.session, wanted, self._patience)
-        self.counts["skipped_blocks"] += wanted - len(leased)
-        step = self.session.begin_step()
-        seals = []
-        for blocks, names, parent in runs:
-            refs, leased = leased[:len(blocks)], leased[len(blocks):]
-            for block, ref, key in zip(blocks, refs, names):
-                pages, check = self._of_pool(ref)
-                np.copyto(pages, self.pages[block])
-                word = self._check_bytes(pages, key)
-                check[:len(word)] = np.frombuffer(word, np.uint8)
-            if refs:
-                seals.append((refs, names[:len(refs)], parent))
-        self.session.complete_step(step)
-        for refs, names, parent in seals:
-            try:
-                self.session.seal(refs, names, parent_key=parent, leave_duplicates=True)
-                self.counts["saved_blocks"] += len(refs)
-            except kvpool.ResourceExhaustedError:
-                self.counts["skipped_blocks"] += len(refs)  # Too much is on its way.
-            self.session.release(refs)
+        report = Report(self.damaged, self._copied, self._not_copied, None if self.detached or self.joined else self.invitation())
+        self.damaged, self._copied, self._not_copied = set(), {}, set()
+        return report
 
     def _leave(self) -> None:
         if self.session is not None:
@@ -295,7 +232,7 @@ class Transfer:
             self.session = None
 
     def close(self) -> None:
-        self._jobs.put(None)
+        self._jobs.put((2, 0, None))
         self._thread.join()
         self._leave()
 
