@@ -9,7 +9,7 @@ import pytest
 
 from daemon import Daemon
 from models import adapter
-from vllm_processes import PYTHON, prompts, whole_blocks
+from vllm_processes import PYTHON, await_blocks, await_shared, prompts, whole_blocks
 
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="needs vLLM: tests/engines.sh --vllm")
 
@@ -275,7 +275,7 @@ def test_what_was_found_before_the_daemon_was_lost(daemon, engine, stock):
     second.ask("lose", pid=daemon.process.pid, at=2)
     said = second.generate(asked)
     assert said == {"tokens": own, "cached": [whole_blocks(asked[0]), 0]}
-    assert second.ask("facts")["detached"] == [True, True]
+    assert second.ask("facts")["detached"]
 
 
 @pytest.mark.parametrize("steps", [1, 30])
@@ -288,7 +288,7 @@ def test_daemon_lost_while_serving(daemon, engine, stock, steps):
     said = one.generate(asked, tokens=60)
     assert said["tokens"] == own
     facts = one.ask("facts")
-    assert facts["detached"] == [True, True] and facts["holds"] == 0
+    assert facts["detached"] and facts["holds"] == 0
 
 
 def test_a_daemon_that_does_not_answer(daemon, engine, stock):
@@ -300,7 +300,7 @@ def test_a_daemon_that_does_not_answer(daemon, engine, stock):
     try:
         assert one.generate(asked)["tokens"] == own
         facts = one.ask("facts")
-        assert facts["lookup"]["late_answers"] > 0 and facts["detached"] == [False, False]
+        assert facts["lookup"]["late_answers"] > 0 and facts["detached"] is False
     finally:
         daemon.process.send_signal(signal.SIGCONT)
     # Once it answers, it is asked again.
@@ -396,22 +396,50 @@ def test_roles(daemon, engine, stock):
 
 @pytest.mark.parametrize("place", [0, 1], ids=["first", "second"])
 def test_among_other_connectors(daemon, engine, stock, tmp_path, place):
-    """Each has metadata of its own for its other half; vLLM's MultiConnector hands those of one to all."""
-    others = {"kv_connector": "HandshakeConnector", "kv_connector_module_path": "vllm_handshake_connector", "kv_role": "kv_both",
-              "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)}}
+    children = [{"kv_connector": "ExampleConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)}}]
     pool = UNHURRIED | {"socket": daemon.socket}
-    ours = {"kv_connector": "KvPoolConnector", "kv_role": "kv_both", "kv_connector_extra_config": pool}
-    children = [others]
-    children.insert(place, ours)
+    children.insert(place, {"kv_connector": "KvPoolConnector", "kv_role": "kv_both", "kv_connector_extra_config": pool})
     one = engine(kv_transfer_config={"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
                                      "kv_connector_extra_config": {"connectors": children}}, enable_prefix_caching=False)
     other = engine(connector=pool)
-    asked, first = prompts(4, seed=44, shortest=100), prompts(1, seed=45)
+    asked = prompts(4, seed=44, shortest=100)
     own = stock.generate(asked)["tokens"]
     assert other.generate(asked)["tokens"] == own
     other.ask("flush")
-    assert one.generate(first)["tokens"] == stock.generate(first)["tokens"]  # Behind its first step its halves know each other.
     assert one.generate(asked) == {"tokens": own, "cached": every_block(asked)}
+
+
+def test_ranks_have_their_heads_each(daemon, engine, tmp_path):
+    """Nobody finds a block before all ranks have copied it."""
+    ranks = {"tensor_parallel_size": 2, "environment": {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}}
+    pool = UNHURRIED | {"socket": daemon.socket}
+    stock, first, second = engine(**ranks), engine(connector=pool, **ranks), engine(connector=pool, **ranks)
+    asked = prompts(6, seed=55, shortest=100)
+    own = stock.generate(asked)["tokens"]
+    first.ask("hold_rank", rank=1, until=str(tmp_path / "go on"))
+    first.tell("generate", prompts=asked)
+    blocks = sum(len(prompt + answer[:-1]) // 32 for prompt, answer in zip(asked, own))
+    await_blocks(daemon, "leased", blocks)
+    time.sleep(1)
+    (space,) = daemon.ctl("spaces")["spaces"]
+    assert len(space["devices"]) == 2 and space["layout"]["groups"][0]["kv_heads"] == 1 and space["facts"]["ranks"] == "2"
+    assert int(space["blocks"]["cached"]) == int(space["blocks"]["sealed"]) == 0
+    (tmp_path / "go on").touch()
+    assert first.answer() == {"tokens": own, "cached": [0] * 6}
+    first.ask("flush")
+    assert int(daemon.ctl("spaces")["spaces"][0]["blocks"]["cached"]) == blocks
+    assert second.generate(asked) == {"tokens": own, "cached": every_block(asked)}
+    # Without the daemon all ranks go on; with it back again they share.
+    assert second.generate(asked, tokens=60, kill=[daemon.process.pid, 10])["tokens"] == stock.generate(asked, tokens=60)["tokens"]
+    daemon.start()
+    for one in (first, second):
+        assert one.ask("reset")["done"]
+        await_shared(one)
+        assert one.generate(asked)["tokens"] == own
+        one.ask("flush")
+    assert second.ask("reset")["done"]
+    assert second.generate(asked) == {"tokens": own, "cached": every_block(asked)}
+    settled(daemon, first, second)
 
 
 def test_refused_at_start(daemon, models, engine):
@@ -434,7 +462,7 @@ def test_no_daemon(engine, stock):
     asked = prompts(5, seed=39)
     assert own.generate(asked)["tokens"] == stock.generate(asked)["tokens"]
     said = own.generate(asked)
-    assert said["cached"] == every_block(asked) and own.ask("facts")["detached"] == [True, True]
+    assert said["cached"] == every_block(asked) and own.ask("facts")["detached"]
 
 
 def test_daemon_back_again(daemon, engine, stock):
@@ -453,7 +481,7 @@ def test_daemon_back_again(daemon, engine, stock):
     daemon.start()
     deadline = time.monotonic() + 120
     for each in (one, late):
-        while each.ask("facts")["detached"] != [False, False] and time.monotonic() < deadline:
+        while each.ask("facts")["detached"] and time.monotonic() < deadline:
             assert each.generate(asked[:1])["tokens"] == own[:1]
     assert one.generate(asked)["tokens"] == own
     one.ask("flush")

@@ -160,10 +160,12 @@ class Engine:
             facts |= {"session": {"refused": self.refused}, "pool": pool.counters, "in_use": pool._in_use,
                       "detached": pool.detached, "own": pool.own, "waiting": len(pool._waiting) + len(pool._asked)}
         elif self.scheduler.connector is not None:
-            lookup, transfer = self.scheduler.connector.lookup, self.transfer()
-            facts |= {"lookup": lookup.counts, "transfer": transfer.counts, "detached": [lookup.detached, transfer.detached],
+            from vllm.distributed.kv_transfer import has_kv_transfer_group
+            lookup = self.scheduler.connector.lookup
+            facts |= {"lookup": lookup.counts, "detached": lookup.detached,
+                      "transfer": self.transfer().counts if has_kv_transfer_group() else None,
                       "holds": len(lookup._loading) + len(lookup._requests) + len(lookup._ahead) + len(lookup.saves),
-                      "refused": transfer.session.counters["refused"] if transfer.session else 0}
+                      "refused": lookup.session.counters["refused"] if lookup.session else 0}
         return facts
 
     def transfer(self):
@@ -175,8 +177,7 @@ class Engine:
         pool = getattr(self.scheduler, "pool", None)
         if pool is None:
             assert len(self.scheduler.connector.lookup.saves) == 0
-        for session in [pool.session] if pool is not None else [self.transfer().session, self.scheduler.connector.lookup.session]:
-            session.flush()
+        (pool or self.scheduler.connector.lookup).session.flush()
         return {}
 
     def damage(self, blocks, by):
@@ -305,6 +306,26 @@ class Engine:
         transfer._copy_in = copy
         return facts | {"beside": [said[f"beside {i}"] for i in range(len(prompts))], "said": said.get("loads"),
                         "held_then": free - pool.get_num_free_blocks()}
+
+    def hold_rank(self, rank, until):
+        """This one copies out nothing until there is such a file."""
+        def hold(worker):
+            import pathlib
+            import time
+            from vllm.distributed.kv_transfer import get_kv_transfer_group
+            transfer = get_kv_transfer_group().transfer
+            copy = transfer._copy_out
+
+            def held(*arguments):
+                while not pathlib.Path(until).exists():
+                    time.sleep(0.01)
+                return copy(*arguments)
+
+            if transfer.rank == rank:
+                transfer._copy_out = held
+
+        self.llm.llm_engine.engine_core.engine_core.model_executor.collective_rpc(hold)
+        return {}
 
     def _kill(self, pid):
         """The daemon; until this engine sees it."""

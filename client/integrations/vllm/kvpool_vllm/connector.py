@@ -2,12 +2,12 @@
 
     vllm serve MODEL --kv-transfer-config '{"kv_connector": "KvPoolConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}'
 
-vLLM makes one in its scheduler and one in its worker, which may be processes of their own. They are two members of one session:
-the worker (transfer.py) opens it as its rank, leases, copies, seals; the scheduler (lookup.py) joins it with the worker's
-invitation, asks for prefixes, and holds what was found until the worker has copied it.
+vLLM makes one in its scheduler and one in each worker, which may be processes of their own. They are members of one session: the
+scheduler (lookup.py, saves.py) opens it, asks for prefixes, leases, seals, and holds what is copied; the workers (transfer.py), of which
+each has its heads of every block, join it with the first plan, and copy.
 
-When kvpoold is gone, the engine goes on without. The worker opens another session as soon as there is a daemon again, and invites
-the scheduler anew. vLLM's chain of hashes starts from the fingerprint; a key is the digest of the space's seed and a hash, so that it
+When kvpoold is gone, the engine goes on without. The scheduler opens another session as soon as there is a daemon again, and invites
+the workers anew. vLLM's chain of hashes starts from the fingerprint; a key is the digest of the space's seed and a hash, so that it
 can be told to any daemon.
 """
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.logger import init_logger
@@ -23,8 +22,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from kvpool_vllm import core, patches
 from kvpool_vllm.lookup import Lookup
-from kvpool_vllm.messages import Invitation
-from kvpool_vllm.space import Options, refuse_what_is_not_shared
+from kvpool_vllm.space import Options, refuse_ranks_that_can_not_join, refuse_what_is_not_shared
 from kvpool_vllm.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -73,8 +71,7 @@ class KvPoolConnector(KVConnectorBase_V1, SupportsHMA):
             raise ValueError(f"the model has {len(groups)} KV cache groups ({kinds}); KvPoolConnector copies blocks of one, with full attention"
                              + (": --disable-hybrid-kv-cache-manager may make one of them" if len(groups) > 1 else ""))
         refuse_what_is_not_shared(vllm_config, [kv_cache_config], "KvPoolConnector")
-        if (ranks := vllm_config.parallel_config.tensor_parallel_size) > 1:
-            raise ValueError(f"tensor_parallel_size {ranks}: KvPoolConnector serves one rank; kvpool_vllm.Scheduler serves more")
+        refuse_ranks_that_can_not_join(vllm_config, "KvPoolConnector")
         # One of the two, by the role.
         self.lookup: Lookup | None = None
         self.transfer: Transfer | None = None
@@ -105,10 +102,6 @@ class KvPoolConnector(KVConnectorBase_V1, SupportsHMA):
         return None if counted.is_empty() else counted
 
     # ---- The worker
-
-    def get_handshake_metadata(self) -> Invitation | None:
-        # Of several connectors the first that has something to say would say it to all of them. Then the first Report says it.
-        return self.transfer.invitation() if get_kv_transfer_group() is self else None
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         self.transfer.take_tensors(kv_caches)
@@ -143,11 +136,6 @@ class KvPoolConnector(KVConnectorBase_V1, SupportsHMA):
     @property
     def requires_kv_delivery(self) -> bool:
         return False  # What is not saved is computed again.
-
-    def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
-        for invitation in metadata.values():
-            if isinstance(invitation, Invitation):  # Else it is another connector's.
-                self.lookup.invited(invitation)
 
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
         super().bind_kv_cache_manager(kv_cache_manager)

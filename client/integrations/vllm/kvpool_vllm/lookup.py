@@ -25,7 +25,7 @@ from vllm.logger import init_logger
 from vllm.utils.hashing import get_hash_fn_by_name
 
 from kvpool_engines.copies import MOST_KEYS
-from kvpool_engines.sessions import leave
+from kvpool_engines.sessions import PAUSE_S, Opener, leave
 from kvpool_vllm import keys
 from kvpool_vllm.messages import Invitation, Load, Plan, Report
 from kvpool_vllm.saves import Save, Saves
@@ -44,7 +44,6 @@ logger = init_logger("vllm.kvpool")
 
 _POLL_S = 0.002
 _AHEAD = 16  # Requests in the queue whose prefixes are asked for, and held, before it is their turn.
-_REJOIN_S = 1.0  # Longest wait for a daemon that is there again.
 _QUIET_S = 5.0  # How long nothing is asked after an answer that came too late.
 
 
@@ -73,20 +72,30 @@ class Lookup:
         self.session: kvpool.Session | None = None
         self.manager: KVCacheManager | None = None
         self.detached = True  # No kvpoold, not yet, or no more.
-        self.number = 0  # Invitation.session.
+        self.number = 0  # Sessions opened so far.
+        self.joined = False  # All workers are in the session.
         self.checked = False
         self.damaged: set[int] = set()  # Refs.
         self.private = b""  # Not empty since a reset: chained into keys, so that no other engine has them.
-        self.saves = Saves(1, options.lease_timeout)
+        self.saves = Saves(self.terms.ranks, options.lease_timeout)
         self._counts = {"asked_requests": 0, "found_blocks": 0, "late_answers": 0}
         self._requests: dict[str, _Asked] = {}  # Keyed by request id.
         self._ahead: set[str] = set()  # Ids of requests that were asked for when they came, until it is their turn.
         self._planned: list[Load] = []  # Loads of the step that is being scheduled.
-        self._loading: dict[str, Load] = {}  # Keyed by request id. The session holds their refs.
+        self._loading: dict[str, list[int]] = {}  # Keyed by request id: the refs that the session holds until they are copied.
         # vLLM finds what was loaded for one request when another comes.
         self._shares_loads = vllm_config.cache_config.enable_prefix_caching
         self._quiet_until = 0.0
         self._poll_until: float | None = None  # How long the step that is being scheduled waits for answers.
+        self._opener = Opener(lambda: self._open(PAUSE_S), logger)
+        self._magazine = min(256, max(16, -(-vllm_config.scheduler_config.max_num_batched_tokens // self.block_size)))
+        try:
+            self._use(self._open(options.open_timeout))
+        except kvpool.UnavailableError as error:
+            if options.fallback != "own":
+                raise RuntimeError(f"KvPoolConnector needs a kvpoold: {error} (kv_connector_extra_config.fallback = \"own\" would go on "
+                                   "without)") from error
+            logger.warning("no kvpoold, going on with vLLM's own KV cache until there is one: %s", error)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -102,35 +111,46 @@ class Lookup:
 
         manager.reset_prefix_cache = reset_prefix_cache
 
-    def invited(self, invitation: Invitation) -> None:
-        """Takes the invitation that the worker sends at start."""
-        if invitation.session:
-            self._join(invitation, self.options.open_timeout)
+    # ---- The session
 
-    def _join(self, invitation: Invitation, timeout: float) -> None:
-        session = self.terms.session(client_name="vllm scheduler", warmup=False, scheduler=True, give_back="any_time", open_timeout=timeout,
-                                     tenant=self.options.tenant, invitation=invitation.secret)
+    def _open(self, timeout: float) -> kvpool.Session:
+        options = self.options
+        # Workers copy from blocks that are held until they have reported it, and to blocks that are leased: all else may go at any time.
+        return self.terms.session(
+            client_name="vllm connector", warmup=False, scheduler=True, give_back="any_time", tenant=options.tenant,
+            guaranteed_blocks=max(0, options.guaranteed_blocks), max_space_bytes=options.max_space_bytes,
+            magazine_blocks=self._magazine, open_timeout=timeout)
+
+    def _use(self, session: kvpool.Session) -> None:
         self.close()
         # What the session before held went with it.
         for asked in self._requests.values():
             asked.pending, asked.refs, asked.saved = None, None, 0
-        for load in self._loading.values():
-            load.refs = []
+        self._loading = {request_id: [] for request_id in self._loading}
         self.saves.drop()
         self.damaged.clear()
-        self.session, self.number, self.detached = session, invitation.session, False
+        self.session, self.detached, self.joined = session, False, False
+        self.number += 1
 
-    def _join_again(self, invitation: Invitation) -> None:
-        if invitation.session == self.number or time.monotonic() < self._quiet_until:
-            return
-        before = self.number
-        try:
-            self._join(invitation, _REJOIN_S)
-            if before:
+    def _follow_the_daemon(self) -> None:
+        if not self.detached:
+            try:
+                self.session.check()
+            except kvpool.KvpoolError as error:
+                self._detach(error)
+        elif (session := self._opener.take()) is not None:
+            if self.number:
                 logger.warning("kvpoold is there again: this engine shares what it computes from now on")
-        except kvpool.KvpoolError as error:
-            self._quiet_until = time.monotonic() + _QUIET_S
-            logger.error("the session that KvPoolConnector's worker has opened can't be joined: %s", error)
+            self._use(session)
+
+    def _heard(self, report: Report) -> None:
+        if self.detached or self.joined:
+            return
+        if report.refused == self.number:
+            self._opener.failed()
+            self._detach("a worker could not join the session")
+        elif report.session == self.number:
+            self.joined = True
 
     def _usable(self) -> bool:
         """Whether there is a kvpoold. The keys are checked with the first request: by then vLLM has made their root."""
@@ -155,7 +175,7 @@ class Lookup:
     def came(self, request: Request) -> None:
         keys.update(request)
         asked = self._requests[request.request_id] = _Asked(request)
-        if len(self._ahead) < _AHEAD and self._usable():
+        if len(self._ahead) < _AHEAD and self._usable() and self.joined:
             self._ahead.add(request.request_id)
             self._ask(asked)
 
@@ -185,6 +205,8 @@ class Lookup:
         asked = self._requests.get(request.request_id)
         if asked is None:
             asked = self._requests[request.request_id] = _Asked(request)
+        if self.loads and not self.detached and not self.joined:
+            return None  # Until a step is done: kvpoold finds nothing for a session without its ranks.
         asked.local = computed // self.block_size
         if asked.refs is None and asked.pending is None:
             if self._usable():
@@ -198,7 +220,7 @@ class Lookup:
         return max(0, len(asked.refs) - asked.local) * self.block_size
 
     def _refs_being_loaded(self) -> set[int]:
-        return {ref for load in self._loading.values() for ref in load.refs}
+        return {ref for refs in self._loading.values() for ref in refs}
 
     def _answered(self, asked: _Asked) -> bool:
         if self._poll_until is None:
@@ -240,8 +262,8 @@ class Lookup:
         last = first + external // self.block_size
         if external:
             (ids,) = blocks.get_block_ids()
-            load = self._loading[request.request_id] = Load(request.request_id, ids[first:last], refs[first:last], self._keys(request, first, last))
-            self._planned.append(load)
+            self._loading[request.request_id] = refs[first:last]
+            self._planned.append(Load(request.request_id, ids[first:last], refs[first:last], self._keys(request, first, last)))
             self._counts["found_blocks"] += last - first
         self._release(refs[:first] + refs[last:])
 
@@ -255,10 +277,13 @@ class Lookup:
 
     def plan(self, scheduler_output: SchedulerOutput) -> Plan:
         self._poll_until = None
+        if not self._planned:  # They are of this session.
+            self._follow_the_daemon()
         is_empty = scheduler_output.total_num_scheduled_tokens == 0
-        plan = Plan(0 if self.detached else self.number, self.number, is_empty, self._planned)
+        invitation = None if self.detached or self.joined else Invitation(self.number, self.session.invitation())
+        plan = Plan(self.number, invitation, is_empty, self._planned)
         self._planned = []
-        if not self.detached:
+        if self.joined and not self.detached:
             try:
                 self.saves.begin(self.session, plan.copies, _POLL_S if is_empty else 0)
                 if self.fills:
@@ -290,8 +315,7 @@ class Lookup:
     def loaded(self, request_ids: Iterable[str]) -> None:
         """All workers are done with the loads of these, or of other connectors'."""
         for request_id in request_ids:
-            if (load := self._loading.pop(request_id, None)) is not None:
-                self._release(load.refs)
+            self._release(self._loading.pop(request_id, None))
 
     def done(self, report: Report, invalid: set[int]) -> None:
         """Workers have executed a plan; `invalid`: blocks of vLLM's that could not be loaded, by this connector or another."""
@@ -300,8 +324,7 @@ class Lookup:
             self.saves.done(self.session, report)
         except kvpool.KvpoolError as error:
             self._detach(error)
-        if report.invitation is not None:
-            self._join_again(report.invitation)
+        self._heard(report)
         if invalid:  # Another connector's step may have read them. What is computed anew asks what of it is there.
             self.saves.drop_planned()
             for asked in self._requests.values():

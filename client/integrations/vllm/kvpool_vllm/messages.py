@@ -1,8 +1,7 @@
-"""What the connector's two halves tell each other through vLLM: the worker's Transfer and the scheduler's Lookup.
+"""What the connector's two halves tell each other through vLLM: a worker's Transfer and the scheduler's Lookup.
 
-    Invitation   worker -> scheduler    at start, and inside a Report
-    Plan         scheduler -> worker    before each step: the Loads and Copies to begin
-    Report       worker -> scheduler    after each step
+    Plan      scheduler -> workers    before each step: the Loads and Copies to begin, and an Invitation until all have taken it
+    Report    workers -> scheduler    after each step
 """
 
 from __future__ import annotations
@@ -10,15 +9,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorHandshakeMetadata, KVConnectorMetadata,
-                                                                KVConnectorWorkerMetadata)
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
 
 @dataclasses.dataclass
-class Invitation(KVConnectorHandshakeMetadata):
-    """How the scheduler joins the worker's session. Sent again when the worker has opened another one."""
+class Invitation:
+    """How a worker joins the scheduler's session, as its rank."""
 
-    session: int  # The worker's how many-th session it is, from 1; 0: none so far, because there was no kvpoold.
+    session: int  # The scheduler's how many-th session it is, from 1.
     secret: bytes
 
 
@@ -44,10 +42,10 @@ class Copy:
 
 @dataclasses.dataclass
 class Plan(KVConnectorMetadata):
-    """The worker's part in one step."""
+    """The workers' part in one step."""
 
-    session: int  # Invitation.session; 0: the scheduler is in none.
-    blocks_session: int  # Whose blocks are named. They are there still when the scheduler has just lost it.
+    session: int  # Whose blocks are named: Invitation.session. They are there still when the scheduler has just lost it.
+    invitation: Invitation | None
     is_empty: bool  # The step computes nothing.
     loads: list[Load] = dataclasses.field(default_factory=list)
     copies: list[Copy] = dataclasses.field(default_factory=list)
@@ -55,14 +53,16 @@ class Plan(KVConnectorMetadata):
 
 @dataclasses.dataclass
 class Report(KVConnectorWorkerMetadata):
-    """What became of the plans."""
+    """What became of the plans. Those of all workers are one when the scheduler has them."""
 
+    session: int  # Invitation.session that the worker is in; 0: in none so far.
+    refused: int  # The newest that it could not join; 0: there was none.
     damaged: set[int]  # Refs of blocks whose content is not what their key says.
     copied: dict[int, int]  # {number of a Copy: how many workers have done it since their last report}
     not_copied: set[int]  # Those of them that came to nothing with some worker.
-    invitation: Invitation | None  # None: the scheduler is in the worker's session.
 
     def aggregate(self, other: Report) -> Report:
         copied = collections.Counter(self.copied)
         copied.update(other.copied)
-        return Report(self.damaged | other.damaged, dict(copied), self.not_copied | other.not_copied, self.invitation or other.invitation)
+        return Report(min(self.session, other.session), max(self.refused, other.refused), self.damaged | other.damaged, dict(copied),
+                      self.not_copied | other.not_copied)

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 import kvpool
 import numpy as np
 import torch
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.logger import init_logger
 
 from kvpool_engines.copies import BLOCK
-from kvpool_engines.sessions import PAUSE_S, Opener, leave
+from kvpool_engines.sessions import leave
 from kvpool_vllm.messages import Copy, Invitation, Load, Plan, Report
 from kvpool_vllm.space import Options, terms_of_copies
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.kvpool")
 
 _WORD = 8
+_JOIN_S = 5.0  # Longest wait for the daemon that the scheduler has just talked to.
 _IDLE_S = 0.005  # How long a step that computes nothing waits for a load: new requests wait as long.
 
 
@@ -44,18 +46,16 @@ class Transfer:
             raise ValueError(f"KvPoolConnector copies words of {_WORD} bytes; a page of this model has {self.page_bytes} bytes")
         self.terms = terms_of_copies(vllm_config, kv_cache_config, options)
         self.layers = len(self.terms.groups[0].layers)
+        self.rank = get_tensor_model_parallel_rank()
         self.session: kvpool.Session | None = None
         # The session's blocks, as bytes, and vLLM's own: [block, layer, words of a page].
         self.words: np.ndarray | None = None
         self.pages: np.ndarray | None = None
-        self.number = 0  # Sessions opened so far.
-        self.joined = False  # The scheduler has joined the session.
-        self.detached = True  # There is no kvpoold.
+        self.number = self.refused = 0  # As in a Report.
         # Blocks that could not be loaded since these sets were last taken: kvpoold's refs, and ids of vLLM's blocks.
         self.damaged: set[int] = set()
         self.failed: set[int] = set()
         self.counts = dict.fromkeys(("loaded_blocks", "failed_blocks"), 0)
-        self._opener = Opener(lambda: self._open(PAUSE_S), logger)
         self._is_empty = False  # The step under way.
         # (1 for copies, which wait until all loads are done, order, job). Behind them comes what ends the thread.
         self._jobs: queue.PriorityQueue[tuple[int, int, Load | Copy | None]] = queue.PriorityQueue()
@@ -67,51 +67,20 @@ class Transfer:
         self._not_copied: set[int] = set()
         self._thread = threading.Thread(target=self._work, daemon=True, name="kvpool copies")
         self._thread.start()
-        self._magazine = min(256, max(16, -(-vllm_config.scheduler_config.max_num_batched_tokens // self.spec.block_size)))
-        try:
-            self._use(self._open(options.open_timeout))
-        except kvpool.UnavailableError as error:
-            if options.fallback != "own":
-                raise RuntimeError(f"KvPoolConnector needs a kvpoold: {error} (kv_connector_extra_config.fallback = \"own\" would go on "
-                                   "without)") from error
-            logger.warning("no kvpoold, going on with vLLM's own KV cache until there is one: %s", error)
 
-    # ---- The session
-
-    def _open(self, timeout: float) -> kvpool.Session:
-        options = self.options
-        # It copies from blocks that the scheduler holds until this step is reported, and to blocks that it has leased: all else may
-        # go at any time.
-        return self.terms.session(
-            client_name="vllm connector", warmup=False, give_back="any_time", tenant=options.tenant,
-            guaranteed_blocks=max(0, options.guaranteed_blocks), max_space_bytes=options.max_space_bytes,
-            magazine_blocks=self._magazine, open_timeout=timeout)
-
-    def _use(self, session: kvpool.Session) -> None:
-        self.number += 1
-        self.words = np.asarray(session.data(blocks=session.max_blocks))
-        self.session = session
-        self.joined = self.detached = False
-
-    def invitation(self) -> Invitation:
-        return Invitation(self.number, self.session.invitation() if self.session else b"")
-
-    def _detach(self, error: object) -> None:
-        if not self.detached:
-            self.detached = True
-            logger.error("kvpoold is gone: this engine goes on with its own KV cache alone: %s", error)
-
-    def _reopen(self) -> None:
-        """Takes another session, once there is one, and nobody copies from the one before."""
-        if self._under_way or (opened := self._opener.take()) is None:
-            return
+    def _join(self, invitation: Invitation) -> None:
         self._leave()
+        session = None
         try:
-            self._use(opened)
-        except Exception as error:  # Its blocks may be in other memory now.
-            logger.error("the kvpoold that is there again is of no use: %s", error)
-            self._opener.failed()
-            leave(opened, logger)
+            session = self.terms.session(client_name="vllm connector", warmup=False, give_back="any_time", open_timeout=_JOIN_S,
+                                         invitation=invitation.secret, rank=self.rank)
+            self.words = np.asarray(session.data(blocks=session.max_blocks))
+        except Exception as error:  # Its blocks may be in memory that this process can't have.
+            logger.error("the session that KvPoolConnector's scheduler has opened can't be joined: %s", error)
+            leave(session, logger)
+            self.refused = invitation.session
+            return
+        self.session, self.number = session, invitation.session
 
     def take_tensors(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Views vLLM's KV cache as [block, layer, words of a page]."""
@@ -140,14 +109,14 @@ class Transfer:
 
     def begin(self, plan: Plan) -> None:
         """A step is about to be computed; its copies are done beside it."""
-        if plan.session == self.number:
-            self.joined = True
-        elif self.joined and plan.session == 0:
-            self._detach("its scheduler has lost it")
+        invitation = plan.invitation
+        # Nobody copies from the session before.
+        if invitation is not None and not self._under_way and invitation.session not in (self.number, self.refused):
+            self._join(invitation)
         self._is_empty = plan.is_empty
         for job in itertools.chain(plan.loads, plan.copies):
             self._under_way += 1
-            if plan.blocks_session == self.number:
+            if plan.session == self.number:
                 self._jobs.put((isinstance(job, Copy), next(self._numbers), job))
             else:  # These are another daemon's.
                 self._finish(job, job.blocks, [])
@@ -214,14 +183,7 @@ class Transfer:
         return failed
 
     def report(self) -> Report:
-        if not self.detached:
-            try:
-                self.session.check()
-            except kvpool.KvpoolError as error:
-                self._detach(error)
-        if self.detached:
-            self._reopen()
-        report = Report(self.damaged, self._copied, self._not_copied, None if self.detached or self.joined else self.invitation())
+        report = Report(self.number, self.refused, self.damaged, self._copied, self._not_copied)
         self.damaged, self._copied, self._not_copied = set(), {}, set()
         return report
 
