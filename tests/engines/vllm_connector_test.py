@@ -9,7 +9,7 @@ import pytest
 
 from daemon import Daemon
 from models import adapter
-from vllm_processes import PYTHON, await_blocks, await_shared, prompts, whole_blocks
+from vllm_processes import PYTHON, await_blocks, await_detached, await_shared, prompts, whole_blocks
 
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="needs vLLM: tests/engines.sh --vllm")
 
@@ -431,6 +431,7 @@ def test_ranks_have_their_heads_each(daemon, engine, tmp_path):
     assert second.generate(asked) == {"tokens": own, "cached": every_block(asked)}
     # Without the daemon all ranks go on; with it back again they share.
     assert second.generate(asked, tokens=60, kill=[daemon.process.pid, 10])["tokens"] == stock.generate(asked, tokens=60)["tokens"]
+    await_detached(first)
     daemon.start()
     for one in (first, second):
         assert one.ask("reset")["done"]

@@ -184,11 +184,11 @@ class Engine:
         """Before its next load these blocks of the prefix become what they were not when they were found: by="bit", or by="block",
         another's bytes, as if they had left and their memory had another owner."""
         transfer = self.transfer()
-        load = transfer.load
+        begin = transfer.begin
 
         def damaged(plan):
             if plan.loads:
-                transfer.load = load
+                transfer.begin = begin
                 refs = [ref & 0xffffffff for ref in plan.loads[0].refs]
                 self.healthy = [(refs[block], transfer.words[refs[block]].copy()) for block in blocks]
                 for block in blocks:
@@ -196,9 +196,9 @@ class Engine:
                         transfer.words[refs[block], 5000] ^= 1
                     else:
                         transfer.words[refs[block]] = transfer.words[refs[block + 1]]
-            load(plan)
+            begin(plan)
 
-        transfer.load = damaged
+        transfer.begin = damaged
         return {}
 
     def lose(self, pid, at):

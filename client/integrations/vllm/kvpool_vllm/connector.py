@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.logger import init_logger
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from kvpool_vllm import core, patches
+from kvpool_vllm.groups import refuse_other_regions
 from kvpool_vllm.lookup import Lookup
 from kvpool_vllm.space import Options, refuse_ranks_that_can_not_join, refuse_what_is_not_shared
 from kvpool_vllm.transfer import Transfer
@@ -66,11 +67,16 @@ class KvPoolConnector(KVConnectorBase_V1, SupportsHMA):
         transfer = vllm_config.kv_transfer_config
         options = Options.checked(transfer.kv_connector_extra_config, "kv_connector_extra_config")
         groups = kv_cache_config.kv_cache_groups
-        if len(groups) != 1 or type(groups[0].kv_cache_spec) is not FullAttentionSpec:
-            kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in groups)
-            raise ValueError(f"the model has {len(groups)} KV cache groups ({kinds}); KvPoolConnector copies blocks of one, with full attention"
-                             + (": --disable-hybrid-kv-cache-manager may make one of them" if len(groups) > 1 else ""))
+        specs = [group.kv_cache_spec for group in groups]
+        if any(type(spec) not in (FullAttentionSpec, SlidingWindowSpec) for spec in specs) or len({spec.block_size for spec in specs}) != 1:
+            kinds = ", ".join(f"{type(spec).__name__} of {spec.block_size} tokens" for spec in specs)
+            raise ValueError(f"the model has KV cache groups of {kinds}; KvPoolConnector copies blocks of one length with full attention and "
+                             "sliding windows")
+        if len(groups) > 1 and not hasattr(KVConnectorBase_V1, "get_transfer_results"):
+            raise ValueError("this vLLM does not hear of loads that failed where there are several KV cache groups: "
+                             "--disable-hybrid-kv-cache-manager makes one of them")
         refuse_what_is_not_shared(vllm_config, [kv_cache_config], "KvPoolConnector")
+        refuse_other_regions(kv_cache_config, "KvPoolConnector")
         refuse_ranks_that_can_not_join(vllm_config, "KvPoolConnector")
         # One of the two, by the role.
         self.lookup: Lookup | None = None
@@ -125,6 +131,13 @@ class KvPoolConnector(KVConnectorBase_V1, SupportsHMA):
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         return None, self.transfer.take_done()
 
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        results = super().get_transfer_results(finished_req_ids)
+        failed = self.transfer.take_failed_requests()
+        if len(self._kv_cache_config.kv_cache_groups) > 1:
+            results.failed_recving |= failed
+        return results
+
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self.transfer.take_failed()
 
@@ -157,7 +170,8 @@ class KvPoolConnector(KVConnectorBase_V1, SupportsHMA):
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         self.lookup.loaded(connector_output.finished_recving or ())
         if connector_output.kv_connector_worker_meta is not None:
-            self.lookup.done(connector_output.kv_connector_worker_meta, connector_output.invalid_block_ids)
+            failed = bool(connector_output.invalid_block_ids or getattr(connector_output, "failed_recving", None))
+            self.lookup.done(connector_output.kv_connector_worker_meta, failed)
 
     def request_finished(self, request: Request, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         self.lookup.left(request.request_id)

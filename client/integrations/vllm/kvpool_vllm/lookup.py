@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import kvpool
 from vllm.logger import init_logger
@@ -54,10 +54,19 @@ class _Asked:
         self.request = request
         self.pending: kvpool.PendingMatch | None = None
         self.deadline = 0.0
-        self.refs: list[int] | None = None  # Once answered: the blocks that the session holds for it.
-        self.local = 0  # Blocks of its prefix that vLLM has itself.
+        # Once answered: the blocks that the session holds for it, of each group as many; null refs in front of a window.
+        self.refs: list[list[int]] | None = None
+        self.local = 0  # So many blocks long is the prefix that vLLM has itself.
         self.saved = 0  # Its blocks before this one are kvpoold's, or on their way.
         self.mixed = False  # Some of its tokens are of other weights than the rest.
+
+    @property
+    def found(self) -> int:
+        """How many blocks long the prefix is."""
+        return len(self.refs[0])
+
+    def flat(self, first: int, last: int | None = None) -> list[int]:
+        return [ref for of_group in self.refs or () for ref in of_group[first:last] if ref]
 
 
 class Lookup:
@@ -67,13 +76,15 @@ class Lookup:
         self.options, self.terms = options, terms_of_copies(vllm_config, kv_cache_config, options)
         keys.set_root(self.terms.digest)
         self.hash_name = vllm_config.cache_config.prefix_caching_hash_algo
-        self.spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
-        self.block_size = self.spec.block_size
+        self.groups = self.terms.groups
+        self.block_size = self.groups[0].tokens_per_block
+        self._nothing: list[list[int]] = [[] for _ in self.groups]
         self.session: kvpool.Session | None = None
         self.manager: KVCacheManager | None = None
         self.detached = True  # No kvpoold, not yet, or no more.
         self.number = 0  # Sessions opened so far.
-        self.joined = False  # All workers are in the session.
+        self.joined = False  # All workers are in the session, and have mapped its memory: kvpoold finds nothing for it before.
+        self._join_by: float | None = None  # How long requests wait for that.
         self.checked = False
         self.damaged: set[int] = set()  # Refs.
         self.private = b""  # Not empty since a reset: chained into keys, so that no other engine has them.
@@ -83,12 +94,12 @@ class Lookup:
         self._ahead: set[str] = set()  # Ids of requests that were asked for when they came, until it is their turn.
         self._planned: list[Load] = []  # Loads of the step that is being scheduled.
         self._loading: dict[str, list[int]] = {}  # Keyed by request id: the refs that the session holds until they are copied.
-        # vLLM finds what was loaded for one request when another comes.
-        self._shares_loads = vllm_config.cache_config.enable_prefix_caching
+        # vLLM finds what was loaded or computed for one request when another comes.
+        self._caches = vllm_config.cache_config.enable_prefix_caching
         self._quiet_until = 0.0
         self._poll_until: float | None = None  # How long the step that is being scheduled waits for answers.
         self._opener = Opener(lambda: self._open(PAUSE_S), logger)
-        self._magazine = min(256, max(16, -(-vllm_config.scheduler_config.max_num_batched_tokens // self.block_size)))
+        self._magazine = min(256, max(16, len(self.groups) * -(-vllm_config.scheduler_config.max_num_batched_tokens // self.block_size)))
         try:
             self._use(self._open(options.open_timeout))
         except kvpool.UnavailableError as error:
@@ -129,7 +140,7 @@ class Lookup:
         self._loading = {request_id: [] for request_id in self._loading}
         self.saves.drop()
         self.damaged.clear()
-        self.session, self.detached, self.joined = session, False, False
+        self.session, self.detached, self.joined, self._join_by = session, False, False, None
         self.number += 1
 
     def _follow_the_daemon(self) -> None:
@@ -150,7 +161,7 @@ class Lookup:
             self._opener.failed()
             self._detach("a worker could not join the session")
         elif report.session == self.number:
-            self.joined = True
+            self.joined = self.session.capacity_blocks >= report.mapped_blocks  # kvpoold has heard of it.
 
     def _usable(self) -> bool:
         """Whether there is a kvpoold. The keys are checked with the first request: by then vLLM has made their root."""
@@ -183,21 +194,22 @@ class Lookup:
         """Blocks that may be loaded: the last token is always computed."""
         if request.skip_reading_prefix_cache:
             return 0
-        return min((request.num_tokens - 1) // self.block_size, len(request.block_hashes), MOST_KEYS)
+        return min((request.num_tokens - 1) // self.block_size, len(request.block_hashes), MOST_KEYS // len(self.groups))
 
     def _ask(self, asked: _Asked) -> None:
         wanted = self._wanted(asked.request)
         if not (self.loads and wanted) or time.monotonic() < self._quiet_until:
-            asked.refs = []
+            asked.refs = self._nothing
             return
         try:
-            asked.pending = self.session.match(self._keys(asked.request, 0, wanted))
+            names = self._keys(asked.request, 0, wanted)
+            asked.pending = self.session.match_groups([(group, names) for group in range(len(self.groups))])
             asked.deadline = time.monotonic() + self.options.match_timeout
             self._counts["asked_requests"] += 1
         except kvpool.ResourceExhaustedError:
-            asked.refs = []  # Too much is on its way: it will be computed.
+            asked.refs = self._nothing  # Too much is on its way: it will be computed.
         except kvpool.KvpoolError as error:
-            asked.refs = []
+            asked.refs = self._nothing
             self._detach(error)
 
     def found(self, request: Request, computed: int) -> int | None:
@@ -205,28 +217,37 @@ class Lookup:
         asked = self._requests.get(request.request_id)
         if asked is None:
             asked = self._requests[request.request_id] = _Asked(request)
-        if self.loads and not self.detached and not self.joined:
-            return None  # Until a step is done: kvpoold finds nothing for a session without its ranks.
+        if self.loads and not self.detached and not self.joined and self._waits_for_workers():
+            return None
         asked.local = computed // self.block_size
         if asked.refs is None and asked.pending is None:
-            if self._usable():
+            if self._usable() and self.joined:
                 self._ask(asked)
             else:
-                asked.refs = []
+                asked.refs = self._nothing
         if asked.refs is None and not self._answered(asked):
             return None
-        if self._shares_loads and len(asked.refs) > asked.local and asked.refs[asked.local] in self._refs_being_loaded():
+        if self.damaged:
+            self._leave_out_damaged(asked)
+        if self._caches and not self._being_loaded().isdisjoint(asked.flat(asked.local)):
             return None
-        return max(0, len(asked.refs) - asked.local) * self.block_size
+        return max(0, asked.found - asked.local) * self.block_size
 
-    def _refs_being_loaded(self) -> set[int]:
+    def _waits_for_workers(self) -> bool:
+        """They join with the first step."""
+        if self._join_by is None:
+            self._join_by = time.monotonic() + self.options.match_timeout
+        return time.monotonic() < self._join_by
+
+    def _being_loaded(self) -> set[int]:
         return {ref for refs in self._loading.values() for ref in refs}
 
     def _answered(self, asked: _Asked) -> bool:
         if self._poll_until is None:
             self._poll_until = time.monotonic() + _POLL_S
         try:
-            refs = asked.pending.wait(timeout=max(0, self._poll_until - time.monotonic())).blocks.detach()
+            hit = asked.pending.wait(timeout=max(0, self._poll_until - time.monotonic()))
+            asked.refs = [blocks.detach() for blocks in hit.groups]
         except kvpool.DeadlineExceededError:
             if time.monotonic() < asked.deadline:
                 return False
@@ -234,15 +255,21 @@ class Lookup:
                            _QUIET_S)
             self._counts["late_answers"] += 1
             self._quiet_until = time.monotonic() + _QUIET_S
-            refs = []  # What comes later is given back.
+            asked.refs = self._nothing  # What comes later is given back.
         except kvpool.KvpoolError as error:
             self._detach(error)
-            refs = []
+            asked.refs = self._nothing
         asked.pending = None
-        good = next((i for i, ref in enumerate(refs) if ref in self.damaged), len(refs))
-        self._release(refs[good:])
-        asked.refs = refs[:good]
         return True
+
+    def _leave_out_damaged(self, asked: _Asked) -> None:
+        """Another's load may have shown it since the answer."""
+        good = min((i for of_group in asked.refs for i, ref in enumerate(of_group) if ref in self.damaged), default=asked.found)
+        if good < asked.found:
+            if any(group.window_tokens for group in self.groups):
+                good = 0  # In front of it there is no window.
+            self._release(asked.flat(good))
+            asked.refs = [of_group[:good] for of_group in asked.refs]
 
     def _release(self, refs: list[int] | None) -> None:
         if refs and not self.detached:
@@ -256,22 +283,30 @@ class Lookup:
         self._ahead.discard(request.request_id)
         if asked.refs is None:
             return  # Again, for it goes on behind what was loaded.
-        refs, asked.refs = asked.refs, None
-        asked.saved, asked.mixed = len(refs), False
-        first = asked.local if external else len(refs)
-        last = first + external // self.block_size
+        asked.saved, asked.mixed = asked.found, False
+        load = Load(request.request_id, [], [], [], [])
+        first = asked.local
+        for group, of_group in enumerate(blocks.blocks if external else ()):
+            last = first + external // self.block_size
+            for block, ref, key in zip(of_group[first:last], asked.refs[group][first:last], self._keys(request, first, last)):
+                if not block.is_null:  # Else a window has passed it.
+                    load.groups.append(group)
+                    load.blocks.append(block.block_id)
+                    load.refs.append(ref)
+                    load.keys.append(key)
         if external:
-            (ids,) = blocks.get_block_ids()
-            self._loading[request.request_id] = refs[first:last]
-            self._planned.append(Load(request.request_id, ids[first:last], refs[first:last], self._keys(request, first, last)))
-            self._counts["found_blocks"] += last - first
-        self._release(refs[:first] + refs[last:])
+            self._loading[request.request_id] = load.refs
+            self._planned.append(load)
+            self._counts["found_blocks"] += len(load.blocks)
+        held = set(load.refs)
+        self._release([ref for ref in asked.flat(0) if ref not in held])
+        asked.refs = None
 
     def left(self, request_id: str) -> None:
         asked = self._requests.pop(request_id, None)
         self._ahead.discard(request_id)
         if asked is not None:
-            self._release(asked.refs)
+            self._release(asked.flat(0))
 
     # ---- What is to be done
 
@@ -303,29 +338,44 @@ class Lookup:
         if full <= asked.saved or asked.mixed or not keys.adapter_is_the_same(request):
             return
         first, asked.saved = asked.saved, full
-        names = self._keys(request, first, full)
-        new = next((i for i, name in enumerate(names) if name not in self.saves), len(names))
-        if new == len(names):
-            return
-        first += new
-        (blocks,) = self.manager.get_blocks(request_id).blocks
-        (parent,) = self._keys(request, first - 1, first) if first else (None,)
-        self.saves.add(self.session, Save(list(blocks[first:full]), names[new:], parent, keys.adapter_files(request)))
+        names, adapter = self._keys(request, first, full), keys.adapter_files(request)
+        parents = [*(self._keys(request, first - 1, first) if first else [None]), *names]
+        for group, of_group in enumerate(self.manager.get_blocks(request_id).blocks):
+            saves: list[Save] = []
+            is_run = False
+            for block, name, parent in zip(of_group[first:full], names, parents):
+                if not self._is_to_be_saved(group, block, name):
+                    is_run = False
+                    continue
+                if not is_run:
+                    saves.append(Save(group, [], [], parent, adapter))
+                    is_run = True
+                saves[-1].blocks.append(block)
+                saves[-1].keys.append(name)
+            for save in saves:
+                # Of a window kvpoold has all of what is asked, or says nothing of it.
+                self.saves.add(self.session, save, ask=not self.groups[group].window_tokens)
+
+    def _is_to_be_saved(self, group: int, block: Any, name: bytes) -> bool:
+        if block.is_null or (group, name) in self.saves:
+            return False
+        # Of windows vLLM has chosen those that can be found later.
+        return not self.groups[group].window_tokens or block.block_hash is not None or not self._caches
 
     def loaded(self, request_ids: Iterable[str]) -> None:
         """All workers are done with the loads of these, or of other connectors'."""
         for request_id in request_ids:
             self._release(self._loading.pop(request_id, None))
 
-    def done(self, report: Report, invalid: set[int]) -> None:
-        """Workers have executed a plan; `invalid`: blocks of vLLM's that could not be loaded, by this connector or another."""
+    def done(self, report: Report, failed: bool) -> None:
+        """Workers have executed a plan; `failed`: there are blocks that could not be loaded, by this connector or another."""
         self.damaged |= report.damaged
         try:
             self.saves.done(self.session, report)
         except kvpool.KvpoolError as error:
             self._detach(error)
         self._heard(report)
-        if invalid:  # Another connector's step may have read them. What is computed anew asks what of it is there.
+        if failed:  # Another connector's step may have read them. What is computed anew asks what of it is there.
             self.saves.drop_planned()
             for asked in self._requests.values():
                 asked.saved = 0
@@ -335,7 +385,7 @@ class Lookup:
         self.private = secrets.token_bytes(32)
         for asked in self._requests.values():
             asked.pending = None
-            self._release(asked.refs)
+            self._release(asked.flat(0))
             asked.refs, asked.saved = None, 0
         return True
 

@@ -25,6 +25,7 @@ class Load:
     """Blocks of a request's prefix to copy in, beside steps; the lists are parallel."""
 
     request_id: str
+    groups: list[int]  # Of each block: whose pages it has.
     blocks: list[int]  # vLLM's.
     refs: list[int]  # kvpoold's, held by the session.
     keys: list[bytes]
@@ -35,6 +36,7 @@ class Copy:
     """Blocks to copy out, beside steps; the lists are parallel. vLLM's are full, and the scheduler holds them."""
 
     number: int
+    groups: list[int]
     blocks: list[int]  # vLLM's.
     refs: list[int]  # kvpoold's, leased to the session.
     keys: list[bytes]
@@ -56,6 +58,7 @@ class Report(KVConnectorWorkerMetadata):
     """What became of the plans. Those of all workers are one when the scheduler has them."""
 
     session: int  # Invitation.session that the worker is in; 0: in none so far.
+    mapped_blocks: int  # Of that session.
     refused: int  # The newest that it could not join; 0: there was none.
     damaged: set[int]  # Refs of blocks whose content is not what their key says.
     copied: dict[int, int]  # {number of a Copy: how many workers have done it since their last report}
@@ -64,5 +67,5 @@ class Report(KVConnectorWorkerMetadata):
     def aggregate(self, other: Report) -> Report:
         copied = collections.Counter(self.copied)
         copied.update(other.copied)
-        return Report(min(self.session, other.session), max(self.refused, other.refused), self.damaged | other.damaged, dict(copied),
-                      self.not_copied | other.not_copied)
+        return Report(min(self.session, other.session), max(self.mapped_blocks, other.mapped_blocks), max(self.refused, other.refused),
+                      self.damaged | other.damaged, dict(copied), self.not_copied | other.not_copied)

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(eq=False)
 class Save:
-    """Consecutive blocks of a sequence."""
+    """Consecutive blocks of a sequence, of one group of layers."""
 
+    group: int
     blocks: list[Any]  # vLLM's KVCacheBlock.
     keys: list[bytes]
     parent_key: bytes | None
@@ -63,23 +64,23 @@ class Saves:
         self._copied: dict[int, int] = {}  # How many workers have done a copy that not all have done.
         self._spoilt: set[int] = set()  # Copies that came to nothing with some worker.
         self._numbers = itertools.count(1)
-        self._keys: set[bytes] = set()  # Of all saves.
+        self._keys: set[tuple[int, bytes]] = set()  # Of all saves, with their groups.
 
     def __len__(self) -> int:
         return len(self._planned) + len(self._copying)
 
-    def __contains__(self, key: bytes) -> bool:
+    def __contains__(self, key: tuple[int, bytes]) -> bool:
         return key in self._keys
 
-    def add(self, session: kvpool.Session, save: Save) -> None:
-        """A step is being planned that fills these blocks."""
+    def add(self, session: kvpool.Session, save: Save, ask: bool) -> None:
+        """A step is being planned that fills these blocks. `ask`: what of it is there can be asked."""
         self.block_pool.touch(save.blocks)
-        self._keys.update(save.keys)
+        self._keys.update((save.group, key) for key in save.keys)
         self._planned.append(save)
-        if len(save.keys) > MOST_KEYS:
+        if not ask or len(save.keys) > MOST_KEYS:
             return
         try:
-            save.question = session.match(save.keys)
+            save.question = session.match_groups([(save.group, save.keys)])
         except kvpool.ResourceExhaustedError:
             pass  # Too much is on its way. Seal sees what is there, too.
 
@@ -97,7 +98,7 @@ class Saves:
             if refs := self._lease(session, len(save.blocks)):
                 number, part = next(self._numbers), save.take(len(refs))
                 self._copying[number] = part, refs
-                copies.append(Copy(number, [block.block_id for block in part.blocks], refs, part.keys))
+                copies.append(Copy(number, [save.group] * len(refs), [block.block_id for block in part.blocks], refs, part.keys))
             if not save.blocks:
                 self._planned.remove(save)
             elif time.monotonic() >= save.deadline:
@@ -108,7 +109,7 @@ class Saves:
         """Takes from a save what kvpoold has. False: that is not known yet."""
         try:
             with save.question.wait(timeout=wait_s) as hit:
-                known = len(hit.blocks)
+                known = len(hit.groups[0])
         except kvpool.DeadlineExceededError:
             if time.monotonic() < save.deadline:
                 return False
@@ -147,7 +148,7 @@ class Saves:
 
     def _seal(self, session: kvpool.Session, save: Save, refs: list[int]) -> bool:
         try:
-            session.seal(refs, save.keys, parent_key=save.parent_key, leave_duplicates=True)
+            session.seal(refs, save.keys, parent_key=save.parent_key, group=save.group, leave_duplicates=True)
         except kvpool.ResourceExhaustedError:
             return False  # Too much is on its way.
         return True
@@ -176,5 +177,5 @@ class Saves:
         self._free(save)
 
     def _free(self, save: Save) -> None:
-        self._keys.difference_update(save.keys)
+        self._keys.difference_update((save.group, key) for key in save.keys)
         self.block_pool.free_blocks(reversed(save.blocks))

@@ -193,15 +193,16 @@ class Terms:
 
 
 def terms_of_copies(vllm_config: VllmConfig, config: KVCacheConfig, options: Options) -> Terms:
-    """A connector's, as its workers and its scheduler say them: blocks have the pages of all layers, and what is checked behind them."""
-    attention, planes = attention_of(vllm_config, config.kv_cache_groups[0].kv_cache_spec)
-    if not attention:
+    """A connector's, as its workers and its scheduler say them: blocks have the pages of a group's layers, and what is checked behind them."""
+    attentions = {spec: attention_of(vllm_config, spec) for spec in dict.fromkeys(group.kv_cache_spec for group in config.kv_cache_groups)}
+    if not all(kernels for kernels, _ in attentions.values()):
         raise ValueError(f"KvPoolConnector copies in host memory; this engine runs on {vllm_config.device_config.device_type}: "
                          "kvpool_vllm.Scheduler shares blocks in place")
-    group, block_bytes = groups.copied_group(config, planes)
-    known = facts.facts_of(vllm_config, [group], attention, "connector: a page of each layer, sum, key")
-    return Terms((group,), block_bytes, digest_of(options, known), known, options.socket,
-                 vllm_config.parallel_config.tensor_parallel_size, on_host=True)
+    of_model, block_bytes = groups.copied_groups(config, lambda spec: attentions[spec][1])
+    known = facts.facts_of(vllm_config, of_model, ", ".join(dict.fromkeys(kernels for kernels, _ in attentions.values())),
+                           "connector: a page of each layer, sum, key, group")
+    return Terms(of_model, block_bytes, digest_of(options, known), known, options.socket, vllm_config.parallel_config.tensor_parallel_size,
+                 on_host=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The connector in vLLM's worker: copies blocks in and out beside steps.
 
-A copied block is the pages of all layers, each as the attention kernels fill it, and CHECK_BYTES behind them: a sum over the pages
-and the block's key. What a load brought is held against both: a block that is another, or damaged, is reported with the load, and vLLM
+A copied block is the pages of a group's layers, each as the attention kernels fill it, and CHECK_BYTES behind them: a sum over the pages,
+the block's key and its group. What a load brought is held against both: a block that is another, or damaged, is reported with the load, and vLLM
 computes it. Until a load is reported no step reads its blocks, and vLLM gives them to nobody else, whatever becomes of the request.
 
 A thread of its own copies, loads before what is to be saved, through NumPy: it releases the GIL, and leaves alone the threads that
@@ -39,22 +39,22 @@ _IDLE_S = 0.005  # How long a step that computes nothing waits for a load: new r
 
 class Transfer:
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, options: Options) -> None:
-        self.config, self.options = kv_cache_config, options
-        self.spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
-        self.page_bytes = self.spec.page_size_bytes
-        if self.page_bytes % _WORD:
-            raise ValueError(f"KvPoolConnector copies words of {_WORD} bytes; a page of this model has {self.page_bytes} bytes")
+        self.config = kv_cache_config
         self.terms = terms_of_copies(vllm_config, kv_cache_config, options)
-        self.layers = len(self.terms.groups[0].layers)
+        # Of each group: bytes of a page, and how many of them a block has.
+        self.shapes = [(group.layer_stride, len(group.layers)) for group in self.terms.groups]
+        if sizes := [page for page, _ in self.shapes if page % _WORD]:
+            raise ValueError(f"KvPoolConnector copies words of {_WORD} bytes; a page of this model has {sizes[0]} bytes")
         self.rank = get_tensor_model_parallel_rank()
         self.session: kvpool.Session | None = None
-        # The session's blocks, as bytes, and vLLM's own: [block, layer, words of a page].
+        # The session's blocks, as bytes, and vLLM's own, of each group: [block, layer, words of a page].
         self.words: np.ndarray | None = None
-        self.pages: np.ndarray | None = None
+        self.pages: list[np.ndarray] = []
         self.number = self.refused = 0  # As in a Report.
-        # Blocks that could not be loaded since these sets were last taken: kvpoold's refs, and ids of vLLM's blocks.
+        # Blocks that could not be loaded since these sets were last taken: kvpoold's refs, ids of vLLM's blocks, and of requests.
         self.damaged: set[int] = set()
         self.failed: set[int] = set()
+        self.failed_requests: set[str] = set()
         self.counts = dict.fromkeys(("loaded_blocks", "failed_blocks"), 0)
         self._is_empty = False  # The step under way.
         # (1 for copies, which wait until all loads are done, order, job). Behind them comes what ends the thread.
@@ -83,29 +83,31 @@ class Transfer:
         self.session, self.number = session, invitation.session
 
     def take_tensors(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Views vLLM's KV cache as [block, layer, words of a page]."""
-        (tensor,) = self.config.kv_cache_tensors
-        layers = [kv_caches[name] for name in tensor.layers]
+        """Views vLLM's KV cache, of which each group's layers are one region."""
+        self.pages = [self._view([kv_caches[name] for name in tensor.layers], tensor.layer_stride, page)
+                      for tensor, (page, _) in zip(self.config.kv_cache_tensors, self.shapes)]
+
+    def _view(self, layers: list[torch.Tensor], step: int, page_bytes: int) -> np.ndarray:
         first = layers[0]
         parts = first.shape[0] // self.config.num_blocks  # Blocks of the kernels' in one of vLLM's.
-        stride, step = first.stride(0) * first.element_size() * parts, tensor.layer_stride
-        dense = first[0].numel() * first.element_size() * parts == self.page_bytes and _is_dense(first[0])
-        if not dense or (parts > 1 and stride != self.page_bytes) or stride % _WORD or step % _WORD or any(
+        stride = first.stride(0) * first.element_size() * parts
+        dense = first[0].numel() * first.element_size() * parts == page_bytes and _is_dense(first[0])
+        if not dense or (parts > 1 and stride != page_bytes) or stride % _WORD or step % _WORD or any(
                 layer.data_ptr() != first.data_ptr() + i * step or layer.stride() != first.stride() for i, layer in enumerate(layers)):
             raise ValueError(f"KV cache of shape {tuple(first.shape)} and strides {first.stride()}: KvPoolConnector needs pages "
-                             f"of {self.page_bytes} bytes without holes, {step} bytes apart")
+                             f"of {page_bytes} bytes without holes, {step} bytes apart")
         words = torch.empty(0, dtype=torch.int64).set_(first.untyped_storage())
-        self.pages = words.as_strided((self.config.num_blocks, self.layers, self.page_bytes // _WORD),
-                                      (stride // _WORD, step // _WORD, 1),
-                                      first.storage_offset() * first.element_size() // _WORD).numpy()
+        return words.as_strided((self.config.num_blocks, len(layers), page_bytes // _WORD), (stride // _WORD, step // _WORD, 1),
+                                first.storage_offset() * first.element_size() // _WORD).numpy()
 
-    def _of_pool(self, ref: int) -> tuple[np.ndarray, np.ndarray]:
+    def _of_pool(self, group: int, ref: int) -> tuple[np.ndarray, np.ndarray]:
         """(its pages, its check bytes)."""
-        block, payload = self.words[ref & BLOCK], self.layers * self.page_bytes
-        return block[:payload].view(np.int64).reshape(self.layers, self.page_bytes // _WORD), block[payload:]
+        page, layers = self.shapes[group]
+        block, payload = self.words[ref & BLOCK], layers * page
+        return block[:payload].view(np.int64).reshape(layers, page // _WORD), block[payload:]
 
-    def _check_bytes(self, pages: np.ndarray, key: bytes) -> bytes:
-        return pages.sum().tobytes() + key
+    def _check_bytes(self, group: int, pages: np.ndarray, key: bytes) -> bytes:
+        return pages.sum().tobytes() + key + bytes([group])
 
     def begin(self, plan: Plan) -> None:
         """A step is about to be computed; its copies are done beside it."""
@@ -127,7 +129,7 @@ class Transfer:
         while (job := self._jobs.get()[2]) is not None:
             copy = self._copy_in if isinstance(job, Load) else self._copy_out
             try:
-                bad = [i for i, good in enumerate(itertools.starmap(copy, zip(job.blocks, job.refs, job.keys, strict=True))) if not good]
+                bad = [i for i, good in enumerate(itertools.starmap(copy, zip(job.groups, job.blocks, job.refs, job.keys, strict=True))) if not good]
             except Exception:  # Unreported, a load would keep its request waiting for ever, and a copy its blocks.
                 logger.exception("blocks could not be copied")
                 bad = list(range(len(job.blocks)))
@@ -138,25 +140,25 @@ class Transfer:
             self._done.append((job, failed, damaged))
             self._changed.notify()
 
-    def _copy_in(self, block: int, ref: int, key: bytes) -> bool:
+    def _copy_in(self, group: int, block: int, ref: int, key: bytes) -> bool:
         """Whether it is what its key says."""
-        pages, check = self._of_pool(ref)
-        mine = self.pages[block]
+        pages, check = self._of_pool(group, ref)
+        mine = self.pages[group][block]
         np.copyto(mine, pages)
-        expected = self._check_bytes(mine, key)
+        expected = self._check_bytes(group, mine, key)
         return check[:len(expected)].tobytes() == expected
 
-    def _copy_out(self, block: int, ref: int, key: bytes) -> bool:
-        pages, check = self._of_pool(ref)
-        np.copyto(pages, self.pages[block])
-        word = self._check_bytes(pages, key)
+    def _copy_out(self, group: int, block: int, ref: int, key: bytes) -> bool:
+        pages, check = self._of_pool(group, ref)
+        np.copyto(pages, self.pages[group][block])
+        word = self._check_bytes(group, pages, key)
         check[:len(word)] = np.frombuffer(word, np.uint8)
         return True
 
     # ---- What is done
 
     def take_done(self) -> set[str]:
-        """Ids of requests whose loads are done. take_failed has their blocks that could not be loaded, and report() the copies."""
+        """Ids of requests whose loads are done. take_failed and take_failed_requests say which failed, and report() the copies."""
         with self._changed:
             if self._is_empty and self._under_way and not self._done:
                 self._changed.wait(_IDLE_S)
@@ -173,6 +175,8 @@ class Transfer:
             self.counts["loaded_blocks"] += len(job.blocks) - len(failed)
             self.counts["failed_blocks"] += len(failed)
             self.failed.update(failed)
+            if failed:
+                self.failed_requests.add(job.request_id)
             self.damaged.update(damaged)
         if self.failed:
             logger.error("%d blocks of kvpoold's could not be loaded, or are not what their keys say: they are computed", len(self.failed))
@@ -180,10 +184,14 @@ class Transfer:
 
     def take_failed(self) -> set[int]:
         failed, self.failed = self.failed, set()
+        return failed if len(self.shapes) == 1 else set()  # vLLM asks for requests where there are several groups.
+
+    def take_failed_requests(self) -> set[str]:
+        failed, self.failed_requests = self.failed_requests, set()
         return failed
 
     def report(self) -> Report:
-        report = Report(self.number, self.refused, self.damaged, self._copied, self._not_copied)
+        report = Report(self.number, self.session.mapped_blocks if self.session else 0, self.refused, self.damaged, self._copied, self._not_copied)
         self.damaged, self._copied, self._not_copied = set(), {}, set()
         return report
 
