@@ -249,6 +249,14 @@ def test_what_is_being_saved_is_overwritten_by_nobody(daemon, engine, stock, end
     settled(daemon, first, second)
 
 
+def test_the_first_prompt_of_an_engine_is_saved(daemon, engine):
+    """However short its patience with a pool that has nothing is: there is nothing to lease before its workers have joined."""
+    one = engine(connector={"socket": daemon.socket, "match_timeout": 30, "lease_timeout": 0})
+    one.generate(prompts(1, seed=56, shortest=100, longest=120), tokens=1)
+    one.ask("flush")
+    assert one.ask("facts")["lookup"]["saved_blocks"] == 3
+
+
 def test_failure_policy_of_vllm(daemon, engine, stock):
     """Its default ends requests whose blocks can't be loaded; the others go on."""
     pool = {"socket": daemon.socket, "guaranteed_blocks": 100}

@@ -162,6 +162,7 @@ class Lookup:
             self._detach("a worker could not join the session")
         elif report.session == self.number:
             self.joined = self.session.capacity_blocks >= report.mapped_blocks  # kvpoold has heard of it.
+            self.saves.opened(self.options.match_timeout)
 
     def _usable(self) -> bool:
         """Whether there is a kvpoold. The keys are checked with the first request: by then vLLM has made their root."""

@@ -59,6 +59,7 @@ class Saves:
         self.counts = dict.fromkeys(("saved_blocks", "known_blocks", "skipped_blocks"), 0)
         self._ranks = ranks
         self._patience = Patience(lease_timeout)
+        self._first_by = 0.0  # Until then a session that has leased nothing yet may still be about to.
         self._planned: list[Save] = []
         self._copying: dict[int, tuple[Save, list[int]]] = {}  # Keyed by Copy.number: (save, refs; none once their session is lost).
         self._copied: dict[int, int] = {}  # How many workers have done a copy that not all have done.
@@ -71,6 +72,10 @@ class Saves:
 
     def __contains__(self, key: tuple[int, bytes]) -> bool:
         return key in self._keys
+
+    def opened(self, patience: float) -> None:
+        """A session begins; its first blocks take a moment, for memory may have to be made for them."""
+        self._first_by = time.monotonic() + patience
 
     def add(self, session: kvpool.Session, save: Save, ask: bool) -> None:
         """A step is being planned that fills these blocks. `ask`: what of it is there can be asked."""
@@ -92,10 +97,11 @@ class Saves:
                 continue
             if save.deadline is None:
                 save.patience = self._patience.left()
-                save.deadline = time.monotonic() + save.patience
+                save.deadline = max(time.monotonic() + save.patience, self._first_by)
             if save.question is not None and not self._answered(save, wait_s):
                 continue
             if refs := self._lease(session, len(save.blocks)):
+                self._first_by = 0.0
                 number, part = next(self._numbers), save.take(len(refs))
                 self._copying[number] = part, refs
                 copies.append(Copy(number, [save.group] * len(refs), [block.block_id for block in part.blocks], refs, part.keys))
