@@ -160,9 +160,20 @@ class Lookup:
         if report.refused == self.number:
             self._opener.failed()
             self._detach("a worker could not join the session")
-        elif report.session == self.number:
-            self.joined = self.session.capacity_blocks >= report.mapped_blocks  # kvpoold has heard of it.
+        elif report.session == self.number and self._is_ready():
+            self.joined = True
             self.saves.opened(self.options.match_timeout)
+
+    def _is_ready(self) -> bool:
+        """kvpoold has heard that the workers have mapped its memory. Before, it leases nothing, as it finds nothing."""
+        try:
+            self.session.lease(1, timeout=0).release()
+        except kvpool.ResourceExhaustedError:
+            return False
+        except kvpool.KvpoolError as error:
+            self._detach(error)
+            return False
+        return True
 
     def _usable(self) -> bool:
         """Whether there is a kvpoold. The keys are checked with the first request: by then vLLM has made their root."""

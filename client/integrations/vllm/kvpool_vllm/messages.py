@@ -58,7 +58,6 @@ class Report(KVConnectorWorkerMetadata):
     """What became of the plans. Those of all workers are one when the scheduler has them."""
 
     session: int  # Invitation.session that the worker is in; 0: in none so far.
-    mapped_blocks: int  # Of that session.
     refused: int  # The newest that it could not join; 0: there was none.
     damaged: set[int]  # Refs of blocks whose content is not what their key says.
     copied: dict[int, int]  # {number of a Copy: how many workers have done it since their last report}
@@ -67,5 +66,5 @@ class Report(KVConnectorWorkerMetadata):
     def aggregate(self, other: Report) -> Report:
         copied = collections.Counter(self.copied)
         copied.update(other.copied)
-        return Report(min(self.session, other.session), max(self.mapped_blocks, other.mapped_blocks), max(self.refused, other.refused),
-                      self.damaged | other.damaged, dict(copied), self.not_copied | other.not_copied)
+        return Report(min(self.session, other.session), max(self.refused, other.refused), self.damaged | other.damaged, dict(copied),
+                      self.not_copied | other.not_copied)

@@ -127,12 +127,14 @@ class Saves:
         return True
 
     def _lease(self, session: kvpool.Session, wanted: int) -> list[int]:
-        """As many as are at hand."""
-        try:
-            count = min(wanted, session.free_blocks)
-            return session.lease(count, timeout=0).detach() if count else []
-        except kvpool.ResourceExhaustedError:
-            return []
+        """As many as are at hand. Asking for all is what has the session get more."""
+        for count in (wanted, min(wanted, session.free_blocks)):
+            try:
+                if count > 0:
+                    return session.lease(count, timeout=0).detach()
+            except kvpool.ResourceExhaustedError:
+                pass
+        return []
 
     def done(self, session: kvpool.Session, report: Report) -> None:
         """Seals what all workers have copied."""

@@ -191,7 +191,7 @@ class Transfer:
         return failed
 
     def report(self) -> Report:
-        report = Report(self.number, self.session.mapped_blocks if self.session else 0, self.refused, self.damaged, self._copied, self._not_copied)
+        report = Report(self.number, self.refused, self.damaged, self._copied, self._not_copied)
         self.damaged, self._copied, self._not_copied = set(), {}, set()
         return report
 
