@@ -9,7 +9,7 @@ import pytest
 
 from daemon import Daemon
 from models import adapter
-from vllm_processes import PYTHON, prompts, whole_blocks
+from vllm_processes import PYTHON, await_blocks, await_detached, await_shared, prompts, whole_blocks
 
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="needs vLLM: tests/engines.sh --vllm")
 
@@ -47,7 +47,7 @@ def test_prefixes_of_another_process_and_of_a_dead_one(daemon, engine, stock):
     assert said["tokens"] == own and said["cached"] == [0] * 25
     first.ask("flush")
     computed = sum(every_block(asked)) // 32
-    assert first.ask("facts")["transfer"]["saved_blocks"] >= computed
+    assert first.ask("facts")["lookup"]["saved_blocks"] >= computed
     said = second.generate(asked)
     assert said["tokens"] == own and said["cached"] == every_block(asked)
     facts = second.ask("facts")
@@ -81,7 +81,7 @@ def test_what_is_there_is_not_copied_again(daemon, engine, stock):
     own = stock.generate(asked, tokens=1)["tokens"]
     assert first.generate(asked, tokens=1)["tokens"] == own
     first.ask("flush")
-    saved = first.ask("facts")["transfer"]["saved_blocks"]
+    saved = first.ask("facts")["lookup"]["saved_blocks"]
     # Prompts of one step that have blocks in common save them once.
     assert saved == sum(len(prompt) // 32 for prompt in asked) - 3 * 2
     # The second has no cache of its own: every time it loads all of them, and saves none.
@@ -89,7 +89,7 @@ def test_what_is_there_is_not_copied_again(daemon, engine, stock):
         said = second.generate(asked, tokens=1)
         assert said["tokens"] == own and said["cached"] == every_block(asked)
         assert second.ask("facts")["transfer"]["loaded_blocks"] == turn * sum(every_block(asked)) // 32
-    assert second.ask("facts")["transfer"]["saved_blocks"] == 0
+    assert second.ask("facts")["lookup"]["saved_blocks"] == 0
     settled(daemon, first, second)
 
 
@@ -192,6 +192,71 @@ def test_blocks_that_are_not_what_their_keys_say(daemon, engine, stock, by, tail
     settled(daemon, first, second)
 
 
+def warmed(first, prompt, stock, tokens=20):
+    """What is said to the prompt, of which the pool has all from now on."""
+    (own,) = stock.generate([prompt], tokens=tokens)["tokens"]
+    assert first.generate([prompt], tokens=tokens)["tokens"] == [own]
+    first.ask("flush")
+    return own
+
+
+@pytest.mark.parametrize("end", ["", "abort", "raise", "kill"])
+def test_a_load_holds_up_nobody(daemon, engine, stock, end):
+    """Others go on beside it, and its blocks are nobody else's until it is over, whatever becomes of the request or the daemon."""
+    pool = UNHURRIED | {"socket": daemon.socket}
+    first, second = engine(connector=pool), engine(connector=pool, num_gpu_blocks_override=60)
+    (loads,), others = prompts(1, seed=50, shortest=320, longest=340), prompts(6, seed=51, shortest=300, longest=400)
+    own, own_others = warmed(first, loads, stock), stock.generate(others)["tokens"]
+    said = second.ask("while_loading", loads=loads, prompts=others, end=end, kill=daemon.process.pid if end == "kill" else None)
+    assert said["beside"] == own_others
+    assert said["loading"] == (["FINISHED_ABORTED"] if end == "abort" else ["WAITING_FOR_REMOTE_KVS"])
+    assert said["said"] == (None if end == "abort" else own)
+    blocks = whole_blocks(loads) // 32
+    assert (said["held"], said["held_then"]) == (blocks, 0)
+    facts = second.ask("facts")["transfer"]
+    assert (facts["loaded_blocks"], facts["failed_blocks"]) == ((0, blocks) if end == "raise" else (blocks, 0))
+    # Nothing was left in vLLM's own cache that is not right.
+    assert second.generate([loads])["tokens"] == [own] and second.generate(others)["tokens"] == own_others
+
+
+def test_what_many_need_is_loaded_once(daemon, engine, stock):
+    pool = UNHURRIED | {"socket": daemon.socket}
+    first, second = engine(connector=pool), engine(connector=pool)
+    asked = prompts(6, seed=52, shortest=20, longest=150, shared=320)
+    own = stock.generate(asked)["tokens"]
+    assert first.generate(asked)["tokens"] == own
+    first.ask("flush")
+    assert second.generate(asked) == {"tokens": own, "cached": every_block(asked)}
+    assert second.ask("facts")["transfer"]["loaded_blocks"] == sum(every_block(asked)) // 32 - 5 * 10
+
+
+@pytest.mark.parametrize("end", ["", "abort", "preempt", "reset", "kill"])
+def test_what_is_being_saved_is_overwritten_by_nobody(daemon, engine, stock, end):
+    """Its request has ended long before it is copied, and others take all other blocks of vLLM's again and again."""
+    pool = UNHURRIED | {"socket": daemon.socket}
+    first, second = engine(connector=pool, num_gpu_blocks_override=60, max_num_seqs=3), engine(connector=pool)
+    (saves,), others = prompts(1, seed=53, shortest=330, longest=340), prompts(9, seed=54, shortest=250, longest=400)
+    own, own_others = stock.generate([saves])["tokens"], stock.generate(others)["tokens"]
+    said = first.ask("while_saving", saves=saves, prompts=others, end=end, kill=daemon.process.pid if end == "kill" else None)
+    assert said["beside"] == own_others and said["runs"]
+    assert (said["held"], said["in_use"]) == (0 if end == "reset" else 10, 0)
+    if end == "kill":
+        assert first.generate([saves])["tokens"] == own
+        return
+    first.ask("flush")
+    assert second.generate([saves]) == {"tokens": own, "cached": [0 if end == "reset" else 320]}
+    assert second.generate(others)["tokens"] == own_others
+    settled(daemon, first, second)
+
+
+def test_the_first_prompt_of_an_engine_is_saved(daemon, engine):
+    """However short its patience with a pool that has nothing is: there is nothing to lease before its workers have joined."""
+    one = engine(connector={"socket": daemon.socket, "match_timeout": 30, "lease_timeout": 0})
+    one.generate(prompts(1, seed=56, shortest=100, longest=120), tokens=1)
+    one.ask("flush")
+    assert one.ask("facts")["lookup"]["saved_blocks"] == 3
+
+
 def test_failure_policy_of_vllm(daemon, engine, stock):
     """Its default ends requests whose blocks can't be loaded; the others go on."""
     pool = {"socket": daemon.socket, "guaranteed_blocks": 100}
@@ -218,22 +283,7 @@ def test_what_was_found_before_the_daemon_was_lost(daemon, engine, stock):
     second.ask("lose", pid=daemon.process.pid, at=2)
     said = second.generate(asked)
     assert said == {"tokens": own, "cached": [whole_blocks(asked[0]), 0]}
-    assert second.ask("facts")["detached"] == [True, True]
-
-
-def test_what_was_found_before_the_worker_left_the_session(daemon, engine, stock):
-    """It is there no more, and is no more loaded, though the scheduler does not join the new session yet. The second request was looked up,
-    and waits for blocks of vLLM's that the first one has."""
-    pool = UNHURRIED | {"socket": daemon.socket}
-    first = engine(connector=pool)
-    second = engine(connector=pool, transfer={"kv_load_failure_policy": "fail"}, num_gpu_blocks_override=24, max_model_len=704)
-    asked = prompts(2, seed=47, shortest=500, longest=500)
-    own = stock.generate(asked, tokens=100)["tokens"]
-    assert first.generate(asked, tokens=1)["tokens"] == [tokens[:1] for tokens in own]
-    first.ask("flush")
-    second.ask("leave", step=60)
-    assert second.generate(asked, tokens=100) == {"tokens": own, "cached": [whole_blocks(asked[0]), 0]}
-    assert second.ask("facts")["transfer"]["failed_blocks"] == 0
+    assert second.ask("facts")["detached"]
 
 
 @pytest.mark.parametrize("steps", [1, 30])
@@ -246,7 +296,7 @@ def test_daemon_lost_while_serving(daemon, engine, stock, steps):
     said = one.generate(asked, tokens=60)
     assert said["tokens"] == own
     facts = one.ask("facts")
-    assert facts["detached"] == [True, True] and facts["holds"] == 0
+    assert facts["detached"] and facts["holds"] == 0
 
 
 def test_a_daemon_that_does_not_answer(daemon, engine, stock):
@@ -258,7 +308,7 @@ def test_a_daemon_that_does_not_answer(daemon, engine, stock):
     try:
         assert one.generate(asked)["tokens"] == own
         facts = one.ask("facts")
-        assert facts["lookup"]["late_answers"] > 0 and facts["detached"] == [False, False]
+        assert facts["lookup"]["late_answers"] > 0 and facts["detached"] is False
     finally:
         daemon.process.send_signal(signal.SIGCONT)
     # Once it answers, it is asked again.
@@ -342,7 +392,7 @@ def test_roles(daemon, engine, stock):
     asked = prompts(4, seed=37, shortest=100)
     own = stock.generate(asked)["tokens"]
     assert reads.generate(asked)["tokens"] == own
-    assert reads.ask("facts")["transfer"]["saved_blocks"] == 0
+    assert reads.ask("facts")["lookup"]["saved_blocks"] == 0
     assert reads.ask("reset")["done"]
     said = writes.generate(asked)
     assert said["tokens"] == own and said["cached"] == [0] * 4
@@ -354,22 +404,51 @@ def test_roles(daemon, engine, stock):
 
 @pytest.mark.parametrize("place", [0, 1], ids=["first", "second"])
 def test_among_other_connectors(daemon, engine, stock, tmp_path, place):
-    """Each has metadata of its own for its other half; vLLM's MultiConnector hands those of one to all."""
-    others = {"kv_connector": "HandshakeConnector", "kv_connector_module_path": "vllm_handshake_connector", "kv_role": "kv_both",
-              "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)}}
+    children = [{"kv_connector": "ExampleConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)}}]
     pool = UNHURRIED | {"socket": daemon.socket}
-    ours = {"kv_connector": "KvPoolConnector", "kv_role": "kv_both", "kv_connector_extra_config": pool}
-    children = [others]
-    children.insert(place, ours)
+    children.insert(place, {"kv_connector": "KvPoolConnector", "kv_role": "kv_both", "kv_connector_extra_config": pool})
     one = engine(kv_transfer_config={"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
                                      "kv_connector_extra_config": {"connectors": children}}, enable_prefix_caching=False)
     other = engine(connector=pool)
-    asked, first = prompts(4, seed=44, shortest=100), prompts(1, seed=45)
+    asked = prompts(4, seed=44, shortest=100)
     own = stock.generate(asked)["tokens"]
     assert other.generate(asked)["tokens"] == own
     other.ask("flush")
-    assert one.generate(first)["tokens"] == stock.generate(first)["tokens"]  # Behind its first step its halves know each other.
     assert one.generate(asked) == {"tokens": own, "cached": every_block(asked)}
+
+
+def test_ranks_have_their_heads_each(daemon, engine, tmp_path):
+    """Nobody finds a block before all ranks have copied it."""
+    ranks = {"tensor_parallel_size": 2, "environment": {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}}
+    pool = UNHURRIED | {"socket": daemon.socket}
+    stock, first, second = engine(**ranks), engine(connector=pool, **ranks), engine(connector=pool, **ranks)
+    asked = prompts(6, seed=55, shortest=100)
+    own = stock.generate(asked)["tokens"]
+    first.ask("hold_rank", rank=1, until=str(tmp_path / "go on"))
+    first.tell("generate", prompts=asked)
+    blocks = sum(len(prompt + answer[:-1]) // 32 for prompt, answer in zip(asked, own))
+    await_blocks(daemon, "leased", blocks)
+    time.sleep(1)
+    (space,) = daemon.ctl("spaces")["spaces"]
+    assert len(space["devices"]) == 2 and space["layout"]["groups"][0]["kv_heads"] == 1 and space["facts"]["ranks"] == "2"
+    assert int(space["blocks"]["cached"]) == int(space["blocks"]["sealed"]) == 0
+    (tmp_path / "go on").touch()
+    assert first.answer() == {"tokens": own, "cached": [0] * 6}
+    first.ask("flush")
+    assert int(daemon.ctl("spaces")["spaces"][0]["blocks"]["cached"]) == blocks
+    assert second.generate(asked) == {"tokens": own, "cached": every_block(asked)}
+    # Without the daemon all ranks go on; with it back again they share.
+    assert second.generate(asked, tokens=60, kill=[daemon.process.pid, 10])["tokens"] == stock.generate(asked, tokens=60)["tokens"]
+    await_detached(first)
+    daemon.start()
+    for one in (first, second):
+        assert one.ask("reset")["done"]
+        await_shared(one)
+        assert one.generate(asked)["tokens"] == own
+        one.ask("flush")
+    assert second.ask("reset")["done"]
+    assert second.generate(asked) == {"tokens": own, "cached": every_block(asked)}
+    settled(daemon, first, second)
 
 
 def test_refused_at_start(daemon, models, engine):
@@ -392,7 +471,7 @@ def test_no_daemon(engine, stock):
     asked = prompts(5, seed=39)
     assert own.generate(asked)["tokens"] == stock.generate(asked)["tokens"]
     said = own.generate(asked)
-    assert said["cached"] == every_block(asked) and own.ask("facts")["detached"] == [True, True]
+    assert said["cached"] == every_block(asked) and own.ask("facts")["detached"]
 
 
 def test_daemon_back_again(daemon, engine, stock):
@@ -411,7 +490,7 @@ def test_daemon_back_again(daemon, engine, stock):
     daemon.start()
     deadline = time.monotonic() + 120
     for each in (one, late):
-        while each.ask("facts")["detached"] != [False, False] and time.monotonic() < deadline:
+        while each.ask("facts")["detached"] and time.monotonic() < deadline:
             assert each.generate(asked[:1])["tokens"] == own[:1]
     assert one.generate(asked)["tokens"] == own
     one.ask("flush")

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import types
 
@@ -114,6 +115,10 @@ class Engine:
                     said.setdefault(output.request_id, []).extend(output.new_token_ids)
         return {"tokens": [said[str(i)] for i in range(len(prompts))]}
 
+    def version(self):
+        import vllm
+        return {"version": [int(part) for part in vllm.__version__.split(".")[:2]]}
+
     def touched(self):
         """What of vLLM's is not its own."""
         found = set()
@@ -167,10 +172,12 @@ class Engine:
             facts |= {"session": {"refused": self.refused}, "pool": pool.counters, "in_use": pool._in_use,
                       "detached": pool.detached, "own": pool.own, "waiting": len(pool._waiting) + len(pool._asked)}
         elif self.scheduler.connector is not None:
-            lookup, transfer = self.scheduler.connector.lookup, self.transfer()
-            facts |= {"lookup": lookup.counts, "transfer": transfer.counts, "detached": [lookup.detached, transfer.detached],
-                      "holds": len(lookup._held) + len(lookup._requests) + len(lookup._ahead),
-                      "refused": transfer.session.counters["refused"] if transfer.session else 0}
+            from vllm.distributed.kv_transfer import has_kv_transfer_group
+            lookup = self.scheduler.connector.lookup
+            facts |= {"lookup": lookup.counts, "detached": lookup.detached,
+                      "transfer": self.transfer().counts if has_kv_transfer_group() else None,
+                      "holds": len(lookup._loading) + len(lookup._requests) + len(lookup._ahead) + len(lookup.saves),
+                      "refused": lookup.session.counters["refused"] if lookup.session else 0}
         return facts
 
     def transfer(self):
@@ -180,19 +187,20 @@ class Engine:
 
     def flush(self):
         pool = getattr(self.scheduler, "pool", None)
-        for session in [pool.session] if pool is not None else [self.transfer().session, self.scheduler.connector.lookup.session]:
-            session.flush()
+        if pool is None:
+            assert len(self.scheduler.connector.lookup.saves) == 0
+        (pool or self.scheduler.connector.lookup).session.flush()
         return {}
 
     def damage(self, blocks, by):
         """Before its next load these blocks of the prefix become what they were not when they were found: by="bit", or by="block",
         another's bytes, as if they had left and their memory had another owner."""
         transfer = self.transfer()
-        load = transfer.load
+        begin = transfer.begin
 
         def damaged(plan):
             if plan.loads:
-                transfer.load = load
+                transfer.begin = begin
                 refs = [ref & 0xffffffff for ref in plan.loads[0].refs]
                 self.healthy = [(refs[block], transfer.words[refs[block]].copy()) for block in blocks]
                 for block in blocks:
@@ -200,9 +208,9 @@ class Engine:
                         transfer.words[refs[block], 5000] ^= 1
                     else:
                         transfer.words[refs[block]] = transfer.words[refs[block + 1]]
-            load(plan)
+            begin(plan)
 
-        transfer.load = damaged
+        transfer.begin = damaged
         return {}
 
     def lose(self, pid, at):
@@ -213,37 +221,140 @@ class Engine:
         def dies(request, computed):
             left[0] -= 1
             if left[0] == 0:
-                os.kill(pid, signal.SIGKILL)
-                while _lives(lookup.session):
-                    time.sleep(0.01)
+                self._kill(pid)
                 lookup._requests[request.request_id].pending = None  # Its answer may have come: it asks again.
             return found(request, computed)
 
         lookup.found = dies
         return {}
 
-    def leave(self, step):
-        """The worker goes to another session in so many steps, while the scheduler asks nothing, as after an answer that came late."""
-        lookup, transfer = self.scheduler.connector.lookup, self.transfer()
+    def while_saving(self, saves, prompts, end="", kill=None):
+        """No block of the prompt `saves` is copied out while `prompts` are computed. end="abort": the first ends before its answer does;
+        "preempt": it is preempted; "reset": the cache is reset, with all that runs."""
+        from vllm import SamplingParams
+        engine, transfer, scheduler = self.llm.llm_engine, self.transfer(), self.scheduler
+        pool, copy, go_on = scheduler.kv_cache_manager.block_pool, transfer._copy_out, threading.Event()
+        said = {}
 
-        def leaves():
-            lookup._quiet_until = float("inf")
-            transfer.close()
-            transfer._use(transfer._open(60))
+        def add(name, prompt, tokens):
+            engine.add_request(name, {"prompt_token_ids": prompt},
+                               SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False))
 
-        self.at_step[self.steps + step] = leaves
+        def steps(until):
+            while not until():
+                for output in engine.step():
+                    if output.finished and output.outputs:
+                        said[output.request_id] = list(output.outputs[0].token_ids)
+
+        def held(*arguments):
+            go_on.wait()
+            return copy(*arguments)
+
+        transfer._copy_out = held
+        add("runs", [1, 2, 3], 300)  # What is saved is finished when no request is left.
+        add("saves", saves, 40 if end in ("abort", "preempt") else 1)
+        lookup = scheduler.connector.lookup
+        steps(lambda: lookup.saves._copying)
+        lookup.fills = False  # What comes now is not saved: its blocks would wait, too.
+        if end == "abort":
+            engine.abort_request(["saves"])
+        elif end == "preempt":
+            scheduler._preempt_request(scheduler.running.pop(), time.monotonic())
+            scheduler.prev_step_scheduled_req_ids.clear()
+        elif end == "reset":
+            assert self.llm.llm_engine.engine_core.engine_core.reset_prefix_cache(reset_running_requests=True)
+        for i, prompt in enumerate(prompts):
+            add(f"beside {i}", prompt, 20)
+        steps(lambda: all(f"beside {i}" in said for i in range(len(prompts))))
+        facts = {"held": sum(len(save.blocks) for save, _ in lookup.saves._copying.values()),
+                 "runs": "runs" not in said}
+        if kill is not None:
+            self._kill(kill)
+        go_on.set()
+        steps(lambda: not scheduler.has_requests())
+        transfer._copy_out, lookup.fills = copy, True
+        return facts | {"beside": [said[f"beside {i}"] for i in range(len(prompts))],
+                        "in_use": pool.num_gpu_blocks - pool.get_num_free_blocks() - 1}
+
+    def while_loading(self, loads, prompts, end="", kill=None, tokens=20):
+        """What is said to `prompts` while no block of the prompt `loads` comes, and then to that one. end="abort": it ends meanwhile; "raise":
+        its copies raise. kill: a process that dies meanwhile."""
+        from vllm import SamplingParams
+        engine, transfer, said = self.llm.llm_engine, self.transfer(), {}
+        pool, params = self.scheduler.kv_cache_manager.block_pool, SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True,
+                                                                                  detokenize=False)
+        copy, go_on = transfer._copy_in, threading.Event()
+
+        def held(*arguments):
+            go_on.wait()
+            if end == "raise":
+                raise BufferError("no memory there")
+            return copy(*arguments)
+
+        def loading():
+            return [request.status.name for request in self.scheduler.requests.values()
+                    if request.num_computed_tokens and not request.num_output_tokens and request not in self.scheduler.running]
+
+        def steps(until):
+            while not until():
+                for output in engine.step():
+                    if output.finished and output.outputs:
+                        said[output.request_id] = list(output.outputs[0].token_ids)
+
+        transfer._copy_in = held
+        free = pool.get_num_free_blocks()
+        engine.add_request("loads", {"prompt_token_ids": loads}, params)
+        steps(loading)
+        for i, prompt in enumerate(prompts):
+            engine.add_request(f"beside {i}", {"prompt_token_ids": prompt}, params)
+        if end == "abort":
+            engine.abort_request(["loads"])
+        steps(lambda: all(f"beside {i}" in said for i in range(len(prompts))))
+        facts = {"loading": loading(), "held": free - pool.get_num_free_blocks()}
+        if kill is not None:
+            self._kill(kill)
+        go_on.set()
+        steps(lambda: not self.scheduler.has_requests())
+        transfer._copy_in = copy
+        return facts | {"beside": [said[f"beside {i}"] for i in range(len(prompts))], "said": said.get("loads"),
+                        "held_then": free - pool.get_num_free_blocks()}
+
+    def hold_rank(self, rank, until):
+        """This one copies out nothing until there is such a file."""
+        def hold(worker):
+            import pathlib
+            import time
+            from vllm.distributed.kv_transfer import get_kv_transfer_group
+            transfer = get_kv_transfer_group().transfer
+            copy = transfer._copy_out
+
+            def held(*arguments):
+                while not pathlib.Path(until).exists():
+                    time.sleep(0.01)
+                return copy(*arguments)
+
+            if transfer.rank == rank:
+                transfer._copy_out = held
+
+        self.llm.llm_engine.engine_core.engine_core.model_executor.collective_rpc(hold)
         return {}
+
+    def _kill(self, pid):
+        """The daemon; until this engine sees it."""
+        os.kill(pid, signal.SIGKILL)
+        while _lives(self.scheduler.connector.lookup.session):
+            time.sleep(0.01)
 
     def misfit(self):
         """The blocks of the next session are in memory that this worker can't have."""
-        import torch
-        view = torch.from_dlpack
+        import numpy
+        view = numpy.asarray
 
         def refuse(array):
-            torch.from_dlpack = view
+            numpy.asarray = view
             raise BufferError("memory of another device")
 
-        torch.from_dlpack = refuse
+        numpy.asarray = refuse
         return {}
 
     def heal(self):

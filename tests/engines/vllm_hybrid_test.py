@@ -57,6 +57,33 @@ def test_another_process_prefix_and_its_death(daemon, engine, stock):
     assert_nothing_is_held(second)
 
 
+def test_connector(daemon, engine, stock):
+    """Copies blocks of all groups to and from vLLM's own cache, the windows that vLLM keeps."""
+    pool = {"socket": daemon.socket, "guaranteed_blocks": 1000, "lease_timeout": 30}
+    first, second, third = (engine(connector=pool) for _ in range(3))
+    asked = prompts(12, seed=44, shortest=2 * WINDOW)
+    own = stock.generate(asked)["tokens"]
+    every = {"tokens": own, "cached": [whole_blocks(prompt) for prompt in asked]}
+    assert first.generate(asked) == {"tokens": own, "cached": [0] * 12}
+    assert first.ask("facts")["groups"] == GROUPS
+    first.ask("flush")
+    assert second.generate(asked) == every
+    # Of a window a prefix needs three blocks, and of full attention all.
+    facts = second.ask("facts")
+    assert facts["transfer"]["loaded_blocks"] == sum(whole_blocks(prompt) // BLOCK + 3 * WINDOW_BLOCKS for prompt in asked)
+    assert facts["holds"] == 0 and facts["refused"] == 0
+    longer = [prompt + answer + [7] * 40 for prompt, answer in zip(asked[:4], own)]
+    assert second.generate(longer)["tokens"] == stock.generate(longer)["tokens"]
+    # A block of the third window is not what its key says: all of the request is computed, and that block is not asked for again.
+    third.started()
+    third.ask("damage", blocks=[7], by="bit")
+    assert third.generate(asked)["tokens"] == own
+    assert third.ask("facts")["transfer"]["failed_blocks"] == 1
+    assert third.ask("reset")["done"]
+    assert third.generate(asked)["tokens"] == own
+    assert third.ask("facts")["transfer"]["failed_blocks"] == 1
+
+
 def test_a_beginning_that_prompts_share_is_found_once_two_have_parted(daemon, engine, stock):
     """vLLM keeps no window in the middle of a prompt, until the full attention of a second one shows that they part there."""
     pool = {"socket": daemon.socket, "guaranteed_blocks": 1000}

@@ -38,6 +38,9 @@ class EngineCore:
     def remove_lora(self, lora_id):
         return True
 
+    def post_step(self, model_executed):
+        pass
+
 
 def extra_keys(request, start_token_idx, end_token_idx, start_mm_idx):
     """As vLLM makes them: an adapter's name in each block's, the salt in the first one's."""
@@ -309,6 +312,37 @@ def test_an_adapter_that_its_requests_load_again(vllm, keys, tmp_path):
     late = request_with(lora(two))
     keys.update(late)
     assert keys.adapter_files(late) is None
+
+
+def test_files_that_come_back_prove_nothing(vllm, keys, tmp_path):
+    """vLLM may have loaded what was there meanwhile: it does when it has dropped the adapter, and for requests that load it in each step."""
+    path = adapter(tmp_path / "a", b"one")
+    runs = request_with(lora(path))
+    keys.update(runs)
+    assert keys.adapter_is_the_same(runs)
+    adapter(path, b"two")
+    assert not keys.adapter_is_the_same(runs)
+    adapter(path, b"one")
+    assert not keys.adapter_is_the_same(runs)
+    late = request_with(lora(path))
+    keys.update(late)
+    assert keys.adapter_files(late) is None
+    loaded(keys, lora(path, load_inplace=True))
+    keys.renamed(1, [late])
+    assert keys.adapter_is_the_same(late) and late.kvpool_adapter == keys.adapter_digest(str(path))
+
+
+def test_what_is_loaded_in_each_step_has_a_name_of_its_own(vllm, keys, tmp_path):
+    path, names = adapter(tmp_path / "a", b"one"), set()
+    for content in (b"one", b"two", b"three", b"four"):
+        adapter(path, content)
+        request = request_with(lora(path, load_inplace=True))
+        keys.update(request)
+        if keys.reloads_another(request):
+            keys.renamed(1, [request])
+        names.add(request.kvpool_adapter)
+        assert not keys.update(request) and request.kvpool_adapter in names
+    assert len(names) == 4
 
 
 def test_a_request_that_was_made_before_its_adapter_was_loaded_anew(vllm, keys, tmp_path):

@@ -114,6 +114,7 @@ class PageStore:
             if self._attached is not attached:
                 return
             self._attached = None
+            self._opener.lost()
             self.counts["lost_daemons"] += 1
         logger.error("kvpoold is gone, going on without: %s", error)
         leave(attached.session, logger)

@@ -573,6 +573,7 @@ class KvPoolBlockPool(BlockPool):
               parent: bytes | None) -> None:
         """Runs of `filled` that were not freed meanwhile."""
         if not keys.adapter_is_the_same(request):
+            request.kvpool_mixed = True  # Later blocks are of that, too.
             return
         tag, index = self._tags[group], self.cached_block_hash_to_block
         run: list[KVCacheBlock] = []

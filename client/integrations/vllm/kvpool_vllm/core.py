@@ -54,6 +54,8 @@ def prepare(core: Any, vllm_config: VllmConfig, pooled: bool, initialize: Callab
     patches.check_version(vllm.__version__)
     patches.take_keys()
     config = _plan(core, vllm_config, initialize) if pooled else initialize()
+    if not pooled:
+        _finish_saves(core)
     _watch(core)
     return config
 
@@ -84,6 +86,24 @@ def _plan(core: Any, vllm_config: VllmConfig, initialize: Callable[[], KVCacheCo
     config.kvpool, config.num_blocks = planned[0].kvpool, planned[0].num_blocks
     config.kv_cache_tensors = list(planned[0].kv_cache_tensors)
     return config
+
+
+def _finish_saves(core: Any) -> None:
+    """A core in its user's process is stepped while there are requests, and may end with the last of them: the connector's saves are finished
+    behind it. A core in a process of its own goes on by itself."""
+    from vllm.v1.engine.core import EngineCore
+    if type(core) is not EngineCore:
+        return
+    post = core.post_step
+
+    @functools.wraps(post)
+    def post_step(*arguments: Any, **more: Any) -> None:
+        post(*arguments, **more)
+        scheduler = core.scheduler
+        while scheduler.connector.has_pending_push_work() and not scheduler.has_unfinished_requests():
+            core.step_fn()
+
+    core.post_step = post_step
 
 
 # ---- Weights

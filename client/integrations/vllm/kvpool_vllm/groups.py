@@ -138,11 +138,12 @@ def groups_of(config: KVCacheConfig, planes_of: Callable[[Any], tuple[Any, ...] 
                                                    drafted_groups(config.kv_cache_groups, has_drafts)))
 
 
-def copied_group(config: KVCacheConfig, planes: tuple[Any, ...] | None) -> tuple[Group, int]:
-    """(the one group of blocks whose pages are copied, bytes of such a block)."""
-    (group,), (tensor,) = config.kv_cache_groups, config.kv_cache_tensors
-    page = group.kv_cache_spec.page_size_bytes
-    return Group(group.kv_cache_spec, planes, tuple(range(len(tensor.layers))), page), len(tensor.layers) * page + CHECK_BYTES
+def copied_groups(config: KVCacheConfig, planes_of: Callable[[Any], tuple[Any, ...] | None]) -> tuple[tuple[Group, ...], int]:
+    """(the groups of blocks whose pages are copied, bytes of such a block): a block has room for the pages of any group, and what is checked."""
+    numbers = _numbers(config)
+    copied = tuple(Group(group.kv_cache_spec, planes_of(group.kv_cache_spec), tuple(numbers[name] for name in group.layer_names),
+                         group.kv_cache_spec.page_size_bytes) for group in config.kv_cache_groups)
+    return copied, max(len(group.layers) * group.layer_stride for group in copied) + CHECK_BYTES
 
 
 # ---- What can't be shared
@@ -174,12 +175,17 @@ def refuse_others(config: KVCacheConfig, who: str) -> None:
                              "that are not")
 
 
-def refuse_other_plans(config: KVCacheConfig, who: str) -> None:
-    """ValueError: blocks do not hold all layers of any one group."""
-    # One region of pages a group, in its order.
+def refuse_other_regions(config: KVCacheConfig, who: str) -> None:
+    """ValueError: not each group has one region of pages, in its order."""
     groups, tensors = config.kv_cache_groups, config.kv_cache_tensors
     if [tensor.layers for tensor in tensors] != [group.layer_names for group in groups]:
         raise ValueError(f"vLLM plans the pages of {len(groups)} KV cache groups in {len(tensors)} regions: {who} does not know such a plan")
+
+
+def refuse_other_plans(config: KVCacheConfig, who: str) -> None:
+    """ValueError: blocks do not hold all layers of any one group."""
+    refuse_other_regions(config, who)
+    groups, tensors = config.kv_cache_groups, config.kv_cache_tensors
     for number, (group, tensor) in enumerate(zip(groups, tensors)):
         end = tensor.offset + (len(tensor.layers) - 1) * tensor.layer_stride + group.kv_cache_spec.page_size_bytes
         if tensor.block_stride != tensors[0].block_stride or end > tensor.block_stride:

@@ -89,9 +89,10 @@ def adapter_digest(path: str) -> str:
 
 
 _OWN = secrets.token_hex(16)  # No other process has it.
-# By lora_int_id, of adapters that are loaded: the digest of its files when it was about to be, and how many-th load it was. The digest is
-# "" where nobody knows what is loaded. vLLM loads an adapter again when it has dropped it, from whatever the files are by then.
-_adapters: dict[int, tuple[str, int]] = {}
+# By lora_int_id, of adapters that are loaded: the digest of its files when it was about to be, how many-th load it was, and their
+# directory. The digest is "" where nobody knows what is loaded. vLLM loads an adapter again when it has dropped it, from whatever the
+# files are by then.
+_adapters: dict[int, tuple[str, int, str]] = {}
 _loads = itertools.count(1)
 
 
@@ -103,35 +104,51 @@ def loading(lora: Any) -> Iterator[None]:
     if known and not getattr(lora, "load_inplace", False):
         yield
         return
-    _adapters[number] = adapter_digest(lora.lora_path), next(_loads)
+    _adapters[number] = digest, *_ = adapter_digest(lora.lora_path), next(_loads), lora.lora_path
     try:
         yield
     except BaseException:
         if known:
-            _adapters[number] = "", next(_loads)  # vLLM goes on with what it had.
+            _doubt(number)  # vLLM goes on with what it had.
         else:
             adapter_goes(number)
         raise
+    if adapter_digest(lora.lora_path) != digest:
+        _doubt(number)
+
+
+def _doubt(number: int) -> None:
+    """Nobody knows what is loaded, until it is loaded again."""
+    digest, _, path = _adapters.get(number, ("", 0, ""))
+    if digest:
+        _adapters[number] = "", next(_loads), path
 
 
 def adapter_goes(number: int) -> None:
     _adapters.pop(number, None)
 
 
-def _loaded(lora: Any) -> tuple[str, int]:
+def _loaded(lora: Any) -> tuple[str, int, str]:
     """It is about to be loaded, unless something is already under its number."""
-    return _adapters.get(lora.lora_int_id) or _adapters.setdefault(lora.lora_int_id, (adapter_digest(lora.lora_path), next(_loads)))
+    number, path = lora.lora_int_id, lora.lora_path
+    return _adapters.get(number) or _adapters.setdefault(number, (adapter_digest(path), next(_loads), path))
 
 
 def _rename(request: Any) -> bool:
     """Whether the request's keys name another adapter now, or name one at all."""
-    lora = request.lora_request
-    name, load = _loaded(lora)
+    lora, before = request.lora_request, getattr(request, "kvpool_adapter", None)
+    name, load, path = _loaded(lora)
+    files = adapter_digest(lora.lora_path)
+    if name and name != files and path == lora.lora_path and not getattr(lora, "load_inplace", False):  # Else reloads_another says so.
+        _doubt(lora.lora_int_id)
+        name, load, _ = _adapters[lora.lora_int_id]
     # One that came without files can't be told from another of its name, and of one whose files have changed nobody knows which
-    # are loaded: others do not find its blocks.
-    if not name or name != adapter_digest(lora.lora_path):
-        name = f"{_OWN} {lora.lora_name} {lora.lora_path} {lora.lora_int_id} {load}"
-    before = getattr(request, "kvpool_adapter", None)
+    # are loaded: others do not find its blocks, nor do this engine's other requests, for which it may have been loaded from others.
+    if not name or name != files:
+        if before is not None and before.startswith(_OWN) and request.kvpool_load == load:
+            return False
+        request.kvpool_load = load
+        name = f"{_OWN} {lora.lora_name} {lora.lora_path} {lora.lora_int_id} {load} {next(_loads) if files else ''}"
     request.kvpool_adapter = name
     return bool(name != before)
 
@@ -149,7 +166,7 @@ def renamed(number: int, requests: Iterable[Any]) -> list[Any]:
     global _roots
     theirs = [request for request in requests if request.lora_request and request.lora_request.lora_int_id == number]
     if any(map(reloads_another, theirs)):
-        _adapters[number] = "", next(_loads)
+        _doubt(number)
     _roots += 1  # What is on its way to the scheduler may have the old name.
     return [request for request in theirs if _rename(request)]
 
@@ -161,12 +178,16 @@ def adapter_files(request: Any) -> tuple[str, str] | None:
 
 
 def adapter_is_the_same(request: Any) -> bool:
-    """The files are what they were when the request's keys were made, and were that all the time: so what was loaded is."""
+    """The files are what they were when the request's keys were made: so what was loaded is. Files that come back prove nothing: once they
+    were seen to be others, it is not the same until it is loaded again."""
     files = adapter_files(request)
     if files is None:
         return True
-    loaded, _ = _adapters.get(request.lora_request.lora_int_id, ("", 0))
-    return loaded == files[1] == adapter_digest(files[0])
+    number = request.lora_request.lora_int_id
+    loaded, _, path = _adapters.get(number, ("", 0, ""))
+    if (now := adapter_digest(files[0])) != files[1] and path == files[0]:
+        _doubt(number)
+    return loaded == files[1] == now
 
 
 def adapter_keys(request: Any) -> list[tuple[str, str]]:

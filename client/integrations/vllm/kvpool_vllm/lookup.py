@@ -1,15 +1,16 @@
-"""The connector in vLLM's scheduler: which blocks of a request kvpoold has, and which of a step are to be saved.
+"""The connector in vLLM's scheduler: which blocks of a request kvpoold has, and which of a step are to be saved (saves.py).
 
 A request is, by what is known of its prefix:
 
     unasked    nothing                                        -> asked (came, found)
     asked      the question is on its way                     -> answered | answered with nothing (late, or no kvpoold)
     answered   the session holds what was found               -> admitted
-    admitted   what is to be loaded is in the step's plan,    -> unasked (preempted, then asked for again)
-               and held until the worker reports that step
+    admitted   what is to be loaded is in a plan, and held    -> unasked (preempted, or the load failed; then asked for again)
+               until vLLM hears from the workers that it is
 
 What was found is asked for once: it can't leave meanwhile. No step waits for answers longer than _POLL_S: vLLM goes on with its
-other requests and asks again, until match_timeout is over.
+other requests and asks again, until match_timeout is over. Nor does a step wait for loads. A request that needs a block which is being
+loaded for another does: vLLM has it then.
 """
 
 from __future__ import annotations
@@ -17,19 +18,22 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import kvpool
 from vllm.logger import init_logger
 from vllm.utils.hashing import get_hash_fn_by_name
 
 from kvpool_engines.copies import MOST_KEYS
-from kvpool_engines.sessions import leave
+from kvpool_engines.sessions import PAUSE_S, Opener, leave
 from kvpool_vllm import keys
-from kvpool_vllm.messages import Invitation, Load, Plan, Report, Save
+from kvpool_vllm.messages import Invitation, Load, Plan, Report
+from kvpool_vllm.saves import Save, Saves
 from kvpool_vllm.space import Options, terms_of_copies
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from vllm.config import VllmConfig
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -40,7 +44,6 @@ logger = init_logger("vllm.kvpool")
 
 _POLL_S = 0.002
 _AHEAD = 16  # Requests in the queue whose prefixes are asked for, and held, before it is their turn.
-_REJOIN_S = 1.0  # Longest wait for a daemon that is there again.
 _QUIET_S = 5.0  # How long nothing is asked after an answer that came too late.
 
 
@@ -51,71 +54,125 @@ class _Asked:
         self.request = request
         self.pending: kvpool.PendingMatch | None = None
         self.deadline = 0.0
-        self.refs: list[int] | None = None  # Once answered: the blocks that the session holds for it.
-        self.local = 0  # Blocks of its prefix that vLLM has itself.
+        # Once answered: the blocks that the session holds for it, of each group as many; null refs in front of a window.
+        self.refs: list[list[int]] | None = None
+        self.local = 0  # So many blocks long is the prefix that vLLM has itself.
         self.saved = 0  # Its blocks before this one are kvpoold's, or on their way.
         self.mixed = False  # Some of its tokens are of other weights than the rest.
+
+    @property
+    def found(self) -> int:
+        """How many blocks long the prefix is."""
+        return len(self.refs[0])
+
+    def flat(self, first: int, last: int | None = None) -> list[int]:
+        return [ref for of_group in self.refs or () for ref in of_group[first:last] if ref]
 
 
 class Lookup:
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, options: Options) -> None:
         transfer = vllm_config.kv_transfer_config
-        self.loads, self.saves = transfer.is_kv_consumer, transfer.is_kv_producer
+        self.loads, self.fills = transfer.is_kv_consumer, transfer.is_kv_producer
         self.options, self.terms = options, terms_of_copies(vllm_config, kv_cache_config, options)
         keys.set_root(self.terms.digest)
         self.hash_name = vllm_config.cache_config.prefix_caching_hash_algo
-        self.spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
-        self.block_size = self.spec.block_size
+        self.groups = self.terms.groups
+        self.block_size = self.groups[0].tokens_per_block
+        self._nothing: list[list[int]] = [[] for _ in self.groups]
         self.session: kvpool.Session | None = None
         self.manager: KVCacheManager | None = None
         self.detached = True  # No kvpoold, not yet, or no more.
-        self.number = 0  # Invitation.session.
+        self.number = 0  # Sessions opened so far.
+        self.joined = False  # All workers are in the session, and have mapped its memory: kvpoold finds nothing for it before.
+        self._join_by: float | None = None  # How long requests wait for that.
         self.checked = False
-        self.step = self.failures = 0
         self.damaged: set[int] = set()  # Refs.
         self.private = b""  # Not empty since a reset: chained into keys, so that no other engine has them.
-        self.counts = {"asked_requests": 0, "found_blocks": 0, "late_answers": 0}
+        self.saves = Saves(self.terms.ranks, options.lease_timeout)
+        self._counts = {"asked_requests": 0, "found_blocks": 0, "late_answers": 0}
         self._requests: dict[str, _Asked] = {}  # Keyed by request id.
         self._ahead: set[str] = set()  # Ids of requests that were asked for when they came, until it is their turn.
         self._planned: list[Load] = []  # Loads of the step that is being scheduled.
-        self._held: list[tuple[int, list[int]]] = []  # (step, refs) of plans that are not done.
+        self._loading: dict[str, list[int]] = {}  # Keyed by request id: the refs that the session holds until they are copied.
+        # vLLM finds what was loaded or computed for one request when another comes.
+        self._caches = vllm_config.cache_config.enable_prefix_caching
         self._quiet_until = 0.0
         self._poll_until: float | None = None  # How long the step that is being scheduled waits for answers.
-
-    def invited(self, invitation: Invitation) -> None:
-        """Takes the invitation that the worker sends at start."""
-        if invitation.session:
-            self._join(invitation, self.options.open_timeout)
-
-    def _join(self, invitation: Invitation, timeout: float) -> None:
-        session = self.terms.session(client_name="vllm scheduler", warmup=False, scheduler=True, give_back="any_time", open_timeout=timeout,
-                                     tenant=self.options.tenant, invitation=invitation.secret)
-        self._leave()
-        self.session, self.number, self.detached = session, invitation.session, False
-
-    def _join_again(self, invitation: Invitation) -> None:
-        if invitation.session == self.number:
-            return
-        self._leave()
-        if time.monotonic() < self._quiet_until:
-            return
-        before = self.number
+        self._opener = Opener(lambda: self._open(PAUSE_S), logger)
+        self._magazine = min(256, max(16, len(self.groups) * -(-vllm_config.scheduler_config.max_num_batched_tokens // self.block_size)))
         try:
-            self._join(invitation, _REJOIN_S)
-            if before:
-                logger.warning("kvpoold is there again: this engine shares what it computes from now on")
-        except kvpool.KvpoolError as error:
-            self._quiet_until = time.monotonic() + _QUIET_S
-            logger.error("the session that KvPoolConnector's worker has opened can't be joined: %s", error)
+            self._use(self._open(options.open_timeout))
+        except kvpool.UnavailableError as error:
+            if options.fallback != "own":
+                raise RuntimeError(f"KvPoolConnector needs a kvpoold: {error} (kv_connector_extra_config.fallback = \"own\" would go on "
+                                   "without)") from error
+            logger.warning("no kvpoold, going on with vLLM's own KV cache until there is one: %s", error)
 
-    def _leave(self) -> None:
-        """The worker has left the session: what is held in it can't be loaded any more."""
+    @property
+    def counts(self) -> dict[str, int]:
+        return {**self._counts, **self.saves.counts}
+
+    def bind(self, manager: KVCacheManager) -> None:
+        self.manager, self.saves.block_pool = manager, manager.block_pool
+        reset = manager.reset_prefix_cache
+
+        def reset_prefix_cache() -> bool:
+            self.saves.let_go()  # A cache of which blocks are held is not reset.
+            return reset()
+
+        manager.reset_prefix_cache = reset_prefix_cache
+
+    # ---- The session
+
+    def _open(self, timeout: float) -> kvpool.Session:
+        options = self.options
+        # Workers copy from blocks that are held until they have reported it, and to blocks that are leased: all else may go at any time.
+        return self.terms.session(
+            client_name="vllm connector", warmup=False, scheduler=True, give_back="any_time", tenant=options.tenant,
+            guaranteed_blocks=max(0, options.guaranteed_blocks), max_space_bytes=options.max_space_bytes,
+            magazine_blocks=self._magazine, open_timeout=timeout)
+
+    def _use(self, session: kvpool.Session) -> None:
+        self.close()
+        # What the session before held went with it.
         for asked in self._requests.values():
             asked.pending, asked.refs, asked.saved = None, None, 0
-        self._held.clear()
+        self._loading = {request_id: [] for request_id in self._loading}
+        self.saves.drop()
         self.damaged.clear()
-        self._detach("its worker has left the session")
-        self.close()
+        self.session, self.detached, self.joined, self._join_by = session, False, False, None
+        self.number += 1
+
+    def _follow_the_daemon(self) -> None:
+        if not self.detached:
+            try:
+                self.session.check()
+            except kvpool.KvpoolError as error:
+                self._detach(error)
+        elif (session := self._opener.take()) is not None:
+            if self.number:
+                logger.warning("kvpoold is there again: this engine shares what it computes from now on")
+            self._use(session)
+
+    def _heard(self, report: Report) -> None:
+        if self.detached or self.joined:
+            return
+        if report.refused == self.number:
+            self._detach("a worker could not join the session")
+        elif report.session == self.number and self._is_ready():
+            self.joined = True
+            self.saves.opened(self.options.match_timeout)
+
+    def _is_ready(self) -> bool:
+        """kvpoold has heard that the workers have mapped its memory. Before, it leases nothing, as it finds nothing."""
+        try:
+            self.session.lease(1, timeout=0).release()
+        except kvpool.ResourceExhaustedError:
+            return False
+        except kvpool.KvpoolError as error:
+            self._detach(error)
+            return False
+        return True
 
     def _usable(self) -> bool:
         """Whether there is a kvpoold. The keys are checked with the first request: by then vLLM has made their root."""
@@ -128,6 +185,8 @@ class Lookup:
     def _detach(self, why: object) -> None:
         if not self.detached:
             self.detached = True
+            self._opener.lost()
+            self.saves.drop()
             logger.error("kvpoold is gone: this engine goes on with its own KV cache, and shares nothing: %s", why)
 
     def _keys(self, request: Request, first: int, last: int) -> list[bytes]:
@@ -141,7 +200,7 @@ class Lookup:
         asked = self._requests[request.request_id] = _Asked(request)
         if keys.reloads_another(request):
             self.adapter_changed(request.lora_request.lora_int_id)
-        if len(self._ahead) < _AHEAD and self._usable():
+        if len(self._ahead) < _AHEAD and self._usable() and self.joined:
             self._ahead.add(request.request_id)
             self._ask(asked)
 
@@ -149,21 +208,22 @@ class Lookup:
         """Blocks that may be loaded: the last token is always computed."""
         if request.skip_reading_prefix_cache:
             return 0
-        return min((request.num_tokens - 1) // self.block_size, len(request.block_hashes), MOST_KEYS)
+        return min((request.num_tokens - 1) // self.block_size, len(request.block_hashes), MOST_KEYS // len(self.groups))
 
     def _ask(self, asked: _Asked) -> None:
         wanted = self._wanted(asked.request)
         if not (self.loads and wanted) or time.monotonic() < self._quiet_until:
-            asked.refs = []
+            asked.refs = self._nothing
             return
         try:
-            asked.pending = self.session.match(self._keys(asked.request, 0, wanted))
+            names = self._keys(asked.request, 0, wanted)
+            asked.pending = self.session.match_groups([(group, names) for group in range(len(self.groups))])
             asked.deadline = time.monotonic() + self.options.match_timeout
-            self.counts["asked_requests"] += 1
+            self._counts["asked_requests"] += 1
         except kvpool.ResourceExhaustedError:
-            asked.refs = []  # Too much is on its way: it will be computed.
+            asked.refs = self._nothing  # Too much is on its way: it will be computed.
         except kvpool.KvpoolError as error:
-            asked.refs = []
+            asked.refs = self._nothing
             self._detach(error)
 
     def found(self, request: Request, computed: int) -> int | None:
@@ -171,37 +231,59 @@ class Lookup:
         asked = self._requests.get(request.request_id)
         if asked is None:
             asked = self._requests[request.request_id] = _Asked(request)
+        if self.loads and not self.detached and not self.joined and self._waits_for_workers():
+            return None
         asked.local = computed // self.block_size
         if asked.refs is None and asked.pending is None:
-            if self._usable():
+            if self._usable() and self.joined:
                 self._ask(asked)
             else:
-                asked.refs = []
+                asked.refs = self._nothing
         if asked.refs is None and not self._answered(asked):
             return None
-        return max(0, len(asked.refs) - asked.local) * self.block_size
+        if self.damaged:
+            self._leave_out_damaged(asked)
+        if self._caches and not self._being_loaded().isdisjoint(asked.flat(asked.local)):
+            return None
+        return max(0, asked.found - asked.local) * self.block_size
+
+    def _waits_for_workers(self) -> bool:
+        """They join with the first step."""
+        if self._join_by is None:
+            self._join_by = time.monotonic() + self.options.match_timeout
+        return time.monotonic() < self._join_by
+
+    def _being_loaded(self) -> set[int]:
+        return {ref for refs in self._loading.values() for ref in refs}
 
     def _answered(self, asked: _Asked) -> bool:
         if self._poll_until is None:
             self._poll_until = time.monotonic() + _POLL_S
         try:
-            refs = asked.pending.wait(timeout=max(0, self._poll_until - time.monotonic())).blocks.detach()
+            hit = asked.pending.wait(timeout=max(0, self._poll_until - time.monotonic()))
+            asked.refs = [blocks.detach() for blocks in hit.groups]
         except kvpool.DeadlineExceededError:
             if time.monotonic() < asked.deadline:
                 return False
             logger.warning("kvpoold has not answered for %s s: prefixes are computed for the next %s s", self.options.match_timeout,
                            _QUIET_S)
-            self.counts["late_answers"] += 1
+            self._counts["late_answers"] += 1
             self._quiet_until = time.monotonic() + _QUIET_S
-            refs = []  # What comes later is given back.
+            asked.refs = self._nothing  # What comes later is given back.
         except kvpool.KvpoolError as error:
             self._detach(error)
-            refs = []
+            asked.refs = self._nothing
         asked.pending = None
-        good = next((i for i, ref in enumerate(refs) if ref in self.damaged), len(refs))
-        self._release(refs[good:])
-        asked.refs = refs[:good]
         return True
+
+    def _leave_out_damaged(self, asked: _Asked) -> None:
+        """Another's load may have shown it since the answer."""
+        good = min((i for of_group in asked.refs for i, ref in enumerate(of_group) if ref in self.damaged), default=asked.found)
+        if good < asked.found:
+            if any(group.window_tokens for group in self.groups):
+                good = 0  # In front of it there is no window.
+            self._release(asked.flat(good))
+            asked.refs = [of_group[:good] for of_group in asked.refs]
 
     def _release(self, refs: list[int] | None) -> None:
         if refs and not self.detached:
@@ -213,86 +295,107 @@ class Lookup:
     def admitted(self, request: Request, blocks: KVCacheBlocks, external: int) -> None:
         asked = self._requests[request.request_id]
         self._ahead.discard(request.request_id)
-        refs, asked.refs = asked.refs or [], None
-        asked.saved, asked.mixed = len(refs), False
-        first = asked.local if external else len(refs)
-        last = first + external // self.block_size
+        if asked.refs is None:
+            return  # Again, for it goes on behind what was loaded.
+        asked.saved, asked.mixed = asked.found, False
+        load = Load(request.request_id, [], [], [], [])
+        first = asked.local
+        for group, of_group in enumerate(blocks.blocks if external else ()):
+            last = first + external // self.block_size
+            for block, ref, key in zip(of_group[first:last], asked.refs[group][first:last], self._keys(request, first, last)):
+                if not block.is_null:  # Else a window has passed it.
+                    load.groups.append(group)
+                    load.blocks.append(block.block_id)
+                    load.refs.append(ref)
+                    load.keys.append(key)
         if external:
-            (ids,) = blocks.get_block_ids()
-            self._planned.append(Load(ids[first:last], refs[first:last], self._keys(request, first, last)))
-            self.counts["found_blocks"] += last - first
-        self._release(refs[:first] + refs[last:])
+            self._loading[request.request_id] = load.refs
+            self._planned.append(load)
+            self._counts["found_blocks"] += len(load.blocks)
+        held = set(load.refs)
+        self._release([ref for ref in asked.flat(0) if ref not in held])
+        asked.refs = None
 
     def left(self, request_id: str) -> None:
         asked = self._requests.pop(request_id, None)
         self._ahead.discard(request_id)
         if asked is not None:
-            self._release(asked.refs)
+            self._release(asked.flat(0))
 
     # ---- What is to be done
 
     def plan(self, scheduler_output: SchedulerOutput) -> Plan:
-        self.step += 1
         self._poll_until = None
-        plan = Plan(self.step, 0 if self.detached else self.number, self.number, self.failures, self._planned)
+        if not self._planned:  # They are of this session.
+            self._follow_the_daemon()
+        is_empty = scheduler_output.total_num_scheduled_tokens == 0
+        invitation = None if self.detached or self.joined else Invitation(self.number, self.session.invitation())
+        plan = Plan(self.number, invitation, is_empty, self._planned)
         self._planned = []
-        if plan.loads:
-            self._held.append((self.step, [ref for load in plan.loads for ref in load.refs]))
-        if self.saves and not self.detached:
-            in_step: set[bytes] = set()
-            for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
-                if (save := self._save(request_id, tokens, in_step)) is not None:
-                    plan.saves.append(save)
+        if self.joined and not self.detached:
+            try:
+                self.saves.begin(self.session, plan.copies, _POLL_S if is_empty else 0)
+                if self.fills:
+                    for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
+                        self._save(request_id, tokens)
+            except kvpool.KvpoolError as error:
+                self._detach(error)
         return plan
 
-    def _save(self, request_id: str, tokens: int, in_step: set[bytes]) -> Save | None:
+    def _save(self, request_id: str, tokens: int) -> None:
         asked = self._requests.get(request_id)
         if asked is None:
-            return None
+            return
         request = asked.request
         # Tokens that a step guesses have no hash yet.
         full = min((request.num_computed_tokens + tokens) // self.block_size, len(request.block_hashes))
-        if full <= asked.saved or asked.mixed or not keys.adapter_is_the_same(request):
-            return None
-        first, asked.saved = asked.saved, full
-        names = self._keys(request, first, full)
-        there = next((i for i, name in enumerate(names) if name not in in_step), len(names))
-        if there == len(names):
-            return None
-        in_step.update(names)
-        first += there
-        (ids,) = self.manager.get_block_ids(request_id)
-        (parent,) = self._keys(request, first - 1, first) if first else (None,)
-        return Save(ids[first:full], names[there:], parent, keys.adapter_files(request))
-
-    def done(self, report: Report, invalid: set[int]) -> None:
-        """The worker has executed plans; `invalid`: blocks of vLLM's that it could not load."""
-        while self._held and self._held[0][0] <= report.step:
-            self._release(self._held.pop(0)[1])
-        self.damaged |= report.damaged
-        if report.invitation is not None:
-            self._join_again(report.invitation)
-        if report.failures == self.failures:
+        if full <= asked.saved or asked.mixed:
             return
-        # The worker has saved nothing of that step, nor of those planned before this was known: who knows what was computed
-        # from what. It will see what kvpoold has already.
-        self.failures = report.failures
-        for asked in self._requests.values():
-            asked.saved = 0
-        if invalid:
-            self._withdraw(invalid)
+        if not keys.adapter_is_the_same(request):
+            self._compute_otherwise(asked)  # Later blocks are of that, too: they are not saved, nor found in vLLM's own cache.
+            return
+        first, asked.saved = asked.saved, full
+        names, adapter = self._keys(request, first, full), keys.adapter_files(request)
+        parents = [*(self._keys(request, first - 1, first) if first else [None]), *names]
+        for group, of_group in enumerate(self.manager.get_blocks(request_id).blocks):
+            saves: list[Save] = []
+            is_run = False
+            for block, name, parent in zip(of_group[first:full], names, parents):
+                if not self._is_to_be_saved(group, block, name):
+                    is_run = False
+                    continue
+                if not is_run:
+                    saves.append(Save(group, [], [], parent, adapter))
+                    is_run = True
+                saves[-1].blocks.append(block)
+                saves[-1].keys.append(name)
+            for save in saves:
+                # Of a window kvpoold has all of what is asked, or says nothing of it.
+                self.saves.add(self.session, save, ask=not self.groups[group].window_tokens)
 
-    def _withdraw(self, invalid: set[int]) -> None:
-        """vLLM has sent the first of the requests that share an invalid block back to it. All of them go, for that one may
-        compute it in chunks; and until then nobody finds what lies behind it."""
-        behind: set[int] = set()
-        for request_id, asked in self._requests.items():
-            (ids,) = self.manager.get_block_ids(request_id)
-            first = next((i for i, block in enumerate(ids) if block in invalid), None)
-            if first is not None:
-                behind.update(ids[first:])
-                asked.request.num_computed_tokens = min(asked.request.num_computed_tokens, first * self.block_size)
-        self.manager.evict_blocks(behind)
+    def _is_to_be_saved(self, group: int, block: Any, name: bytes) -> bool:
+        if block.is_null or (group, name) in self.saves:
+            return False
+        # Of windows vLLM has chosen those that can be found later.
+        return not self.groups[group].window_tokens or block.block_hash is not None or not self._caches
+
+    def loaded(self, request_ids: Iterable[str]) -> None:
+        """All workers are done with the loads of these, or of other connectors'."""
+        for request_id in request_ids:
+            self._release(self._loading.pop(request_id, None))
+
+    def done(self, report: Report, failed: bool) -> None:
+        """Workers have executed a plan; `failed`: there are blocks that could not be loaded, by this connector or another."""
+        self.damaged |= report.damaged
+        try:
+            self.saves.done(self.session, report)
+        except kvpool.KvpoolError as error:
+            self._detach(error)
+        self._heard(report)
+        if failed:  # Another connector's step may have read them. What is computed anew asks what of it is there.
+            self.saves.drop_planned()
+            for asked in self._requests.values():
+                asked.saved = 0
 
     def reset(self) -> bool:
         """From now on no other engine has this engine's keys."""
@@ -304,7 +407,7 @@ class Lookup:
     def _forget(self, asked: _Asked) -> None:
         """What is known of its prefix."""
         asked.pending = None
-        self._release(asked.refs)
+        self._release(asked.flat(0))
         asked.refs, asked.saved = None, 0
 
     def weights_changed(self) -> None:
@@ -332,4 +435,4 @@ class Lookup:
 
     def close(self) -> None:
         leave(self.session, logger)
-        self.session = None
+        self.session, self.detached = None, True

@@ -1,66 +1,70 @@
-"""What the connector's two halves tell each other through vLLM: the worker's Transfer and the scheduler's Lookup.
+"""What the connector's two halves tell each other through vLLM: a worker's Transfer and the scheduler's Lookup.
 
-    Invitation   worker -> scheduler    at start, and inside a Report
-    Plan         scheduler -> worker    before each step: the Loads and Saves to do
-    Report       worker -> scheduler    after each step
+    Plan      scheduler -> workers    before each step: the Loads and Copies to begin, and an Invitation until all have taken it
+    Report    workers -> scheduler    after each step
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorHandshakeMetadata, KVConnectorMetadata,
-                                                                KVConnectorWorkerMetadata)
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
 
 @dataclasses.dataclass
-class Invitation(KVConnectorHandshakeMetadata):
-    """How the scheduler joins the worker's session. Sent again when the worker has opened another one."""
+class Invitation:
+    """How a worker joins the scheduler's session, as its rank."""
 
-    session: int  # The worker's how many-th session it is, from 1; 0: none so far, because there was no kvpoold.
+    session: int  # The scheduler's how many-th session it is, from 1.
     secret: bytes
 
 
 @dataclasses.dataclass
 class Load:
-    """Blocks of a request's prefix to copy in; the lists are parallel."""
+    """Blocks of a request's prefix to copy in, beside steps; the lists are parallel."""
 
+    request_id: str
+    groups: list[int]  # Of each block: whose pages it has.
     blocks: list[int]  # vLLM's.
     refs: list[int]  # kvpoold's, held by the session.
     keys: list[bytes]
 
 
 @dataclasses.dataclass
-class Save:
-    """Consecutive blocks of a sequence that are full after the step."""
+class Copy:
+    """Blocks to copy out, beside steps; the lists are parallel. vLLM's are full, and the scheduler holds them."""
 
-    blocks: list[int]
+    number: int
+    groups: list[int]
+    blocks: list[int]  # vLLM's.
+    refs: list[int]  # kvpoold's, leased to the session.
     keys: list[bytes]
-    parent_key: bytes | None
-    adapter: tuple[str, str] | None  # keys.adapter_files: what they have to be still once the step is done.
 
 
 @dataclasses.dataclass
 class Plan(KVConnectorMetadata):
-    """The worker's part in one step."""
+    """The workers' part in one step."""
 
-    step: int
-    session: int  # Invitation.session; 0: the scheduler is in none.
-    loads_session: int  # Whose blocks the loads name. They are there still when the scheduler has just lost it.
-    failures: int  # Report.failures as the scheduler knows it: a plan made without knowing of a failure is not saved.
+    session: int  # Whose blocks are named: Invitation.session. They are there still when the scheduler has just lost it.
+    invitation: Invitation | None
+    is_empty: bool  # The step computes nothing.
     loads: list[Load] = dataclasses.field(default_factory=list)
-    saves: list[Save] = dataclasses.field(default_factory=list)
+    copies: list[Copy] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
 class Report(KVConnectorWorkerMetadata):
-    """What became of the plans."""
+    """What became of the plans. Those of all workers are one when the scheduler has them."""
 
-    step: int  # All plans through this one are done.
-    failures: int  # Steps so far in which a block could not be loaded.
+    session: int  # Invitation.session that the worker is in; 0: in none so far.
+    refused: int  # The newest that it could not join; 0: there was none.
     damaged: set[int]  # Refs of blocks whose content is not what their key says.
-    invitation: Invitation | None  # None: the scheduler is in the worker's session.
+    copied: dict[int, int]  # {number of a Copy: how many workers have done it since their last report}
+    not_copied: set[int]  # Those of them that came to nothing with some worker.
 
     def aggregate(self, other: Report) -> Report:
-        return Report(min(self.step, other.step), max(self.failures, other.failures), self.damaged | other.damaged,
-                      self.invitation or other.invitation)
+        copied = collections.Counter(self.copied)
+        copied.update(other.copied)
+        return Report(min(self.session, other.session), max(self.refused, other.refused), self.damaged | other.damaged, dict(copied),
+                      self.not_copied | other.not_copied)

@@ -109,7 +109,7 @@ def refuse_what_is_not_shared(vllm_config: VllmConfig, configs: Sequence[KVCache
         groups.refuse_others(config, who)
 
 
-def _refuse_ranks_that_can_not_join(vllm_config: VllmConfig, configs: Sequence[KVCacheConfig]) -> None:
+def refuse_ranks_that_can_not_join(vllm_config: VllmConfig, who: str) -> None:
     from vllm.v1.executor.abstract import Executor
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
     parallel = vllm_config.parallel_config
@@ -118,9 +118,7 @@ def _refuse_ranks_that_can_not_join(vllm_config: VllmConfig, configs: Sequence[K
     executor = Executor.get_class(vllm_config)
     if executor is not MultiprocExecutor or parallel.local_world_size != parallel.world_size:
         raise ValueError(f"tensor_parallel_size {parallel.tensor_parallel_size} by {executor.__name__} with {parallel.local_world_size} "
-                         "workers here: kvpool_vllm.Scheduler needs all of them on its machine, of --distributed-executor-backend mp")
-    if any(config != configs[0] for config in configs[1:]):
-        raise ValueError(f"vLLM plans other KV memory for one rank than for another; a block is the same on each: {configs}")
+                         f"workers here: {who} needs all of them on its machine, of --distributed-executor-backend mp")
 
 
 def _refuse_what_is_not_supported(vllm_config: VllmConfig, configs: Sequence[KVCacheConfig]) -> None:
@@ -128,7 +126,9 @@ def _refuse_what_is_not_supported(vllm_config: VllmConfig, configs: Sequence[KVC
     refuse_what_is_not_shared(vllm_config, configs, "kvpool_vllm.Scheduler", _DRAFTS)
     for config in configs:
         groups.refuse_other_plans(config, "kvpool_vllm.Scheduler")
-    _refuse_ranks_that_can_not_join(vllm_config, configs)
+    refuse_ranks_that_can_not_join(vllm_config, "kvpool_vllm.Scheduler")
+    if any(config != configs[0] for config in configs[1:]):
+        raise ValueError(f"vLLM plans other KV memory for one rank than for another; a block is the same on each: {configs}")
     if vllm_config.scheduler_config.async_scheduling and vllm_config.speculative_config is not None:
         raise ValueError("async_scheduling with speculative_config: kvpool_vllm.Scheduler plans steps with drafts when the one before is "
                          "done: --no-async-scheduling")
@@ -193,14 +193,16 @@ class Terms:
 
 
 def terms_of_copies(vllm_config: VllmConfig, config: KVCacheConfig, options: Options) -> Terms:
-    """A connector's, as its worker and its scheduler say them: blocks have the pages of all layers, and what is checked behind them."""
-    attention, planes = attention_of(vllm_config, config.kv_cache_groups[0].kv_cache_spec)
-    if not attention:
+    """A connector's, as its workers and its scheduler say them: blocks have the pages of a group's layers, and what is checked behind them."""
+    attentions = {spec: attention_of(vllm_config, spec) for spec in dict.fromkeys(group.kv_cache_spec for group in config.kv_cache_groups)}
+    if not all(kernels for kernels, _ in attentions.values()):
         raise ValueError(f"KvPoolConnector copies in host memory; this engine runs on {vllm_config.device_config.device_type}: "
                          "kvpool_vllm.Scheduler shares blocks in place")
-    group, block_bytes = groups.copied_group(config, planes)
-    known = facts.facts_of(vllm_config, [group], attention, "connector: a page of each layer, sum, key")
-    return Terms((group,), block_bytes, digest_of(options, known), known, options.socket, 1, on_host=True)
+    of_model, block_bytes = groups.copied_groups(config, lambda spec: attentions[spec][1])
+    known = facts.facts_of(vllm_config, of_model, ", ".join(dict.fromkeys(kernels for kernels, _ in attentions.values())),
+                           "connector: a page of each layer, sum, key, group")
+    return Terms(of_model, block_bytes, digest_of(options, known), known, options.socket, vllm_config.parallel_config.tensor_parallel_size,
+                 on_host=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,24 +1,29 @@
-"""The connector in vLLM's worker: copies blocks in before a step, and out behind it.
+"""The connector in vLLM's worker: copies blocks in and out beside steps.
 
-A copied block is the pages of all layers, each as the attention kernels fill it, and CHECK_BYTES behind them: a sum over the pages
-and the block's key. What a load brought is held against both: a block that is another, or damaged, is reported, and vLLM computes
-it. A step in which that happens saves nothing, for what it computed may have seen it.
+A copied block is the pages of a group's layers, each as the attention kernels fill it, and CHECK_BYTES behind them: a sum over the pages,
+the block's key and its group. What a load brought is held against both: a block that is another, or damaged, is reported with the load, and vLLM
+computes it. Until a load is reported no step reads its blocks, and vLLM gives them to nobody else, whatever becomes of the request.
+
+A thread of its own copies, loads before what is to be saved, through NumPy: it releases the GIL, and leaves alone the threads that
+PyTorch computes with.
 """
 
 from __future__ import annotations
 
-import time
+import itertools
+import queue
+import threading
 from typing import TYPE_CHECKING
 
 import kvpool
 import numpy as np
 import torch
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.logger import init_logger
 
-from kvpool_engines.copies import BLOCK, Patience, lease
-from kvpool_engines.sessions import PAUSE_S, Opener, leave
-from kvpool_vllm import keys
-from kvpool_vllm.messages import Invitation, Plan, Report
+from kvpool_engines.copies import BLOCK
+from kvpool_engines.sessions import leave
+from kvpool_vllm.messages import Copy, Invitation, Load, Plan, Report
 from kvpool_vllm.space import Options, terms_of_copies
 
 if TYPE_CHECKING:
@@ -28,234 +33,178 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.kvpool")
 
 _WORD = 8
+_JOIN_S = 5.0  # Longest wait for the daemon that the scheduler has just talked to.
+_IDLE_S = 0.005  # How long a step that computes nothing waits for a load: new requests wait as long.
 
 
 class Transfer:
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, options: Options) -> None:
-        self.config, self.options = kv_cache_config, options
-        self.spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
-        self.page_bytes = self.spec.page_size_bytes
-        if self.page_bytes % _WORD:
-            raise ValueError(f"KvPoolConnector copies words of {_WORD} bytes; a page of this model has {self.page_bytes} bytes")
+        self.config = kv_cache_config
         self.terms = terms_of_copies(vllm_config, kv_cache_config, options)
-        self.layers = len(self.terms.groups[0].layers)
+        # Of each group: bytes of a page, and how many of them a block has.
+        self.shapes = [(group.layer_stride, len(group.layers)) for group in self.terms.groups]
+        if sizes := [page for page, _ in self.shapes if page % _WORD]:
+            raise ValueError(f"KvPoolConnector copies words of {_WORD} bytes; a page of this model has {sizes[0]} bytes")
+        self.rank = get_tensor_model_parallel_rank()
         self.session: kvpool.Session | None = None
-        # The session's blocks, as words and as bytes, and vLLM's own: [block, layer, words of a page].
-        self.pool: torch.Tensor | None = None
+        # The session's blocks, as bytes, and vLLM's own, of each group: [block, layer, words of a page].
         self.words: np.ndarray | None = None
-        self.pages: torch.Tensor | None = None
-        self.number = 0  # Sessions opened so far.
-        self.joined = False  # The scheduler has joined the session.
-        self.detached = True  # There is no kvpoold.
-        self.step = self.failures = 0
-        # Blocks that could not be loaded since these sets were last taken: kvpoold's refs, and ids of vLLM's blocks.
+        self.pages: list[np.ndarray] = []
+        self.number = self.refused = 0  # As in a Report.
+        # Blocks that could not be loaded since these sets were last taken: kvpoold's refs, ids of vLLM's blocks, and of requests.
         self.damaged: set[int] = set()
         self.failed: set[int] = set()
-        self.counts = dict.fromkeys(("loaded_blocks", "failed_blocks", "saved_blocks", "known_blocks", "skipped_blocks"), 0)
-        # For each save of the step under way: the question how much of it kvpoold has already.
-        self._questions: list[kvpool.PendingMatch | None] = []
-        self._patience = Patience(options.lease_timeout)
-        self._opener = Opener(lambda: self._open(PAUSE_S), logger)
-        self._magazine = min(256, max(16, -(-vllm_config.scheduler_config.max_num_batched_tokens // self.spec.block_size)))
+        self.failed_requests: set[str] = set()
+        self.counts = dict.fromkeys(("loaded_blocks", "failed_blocks"), 0)
+        self._is_empty = False  # The step under way.
+        # (1 for copies, which wait until all loads are done, order, job). Behind them comes what ends the thread.
+        self._jobs: queue.PriorityQueue[tuple[int, int, Load | Copy | None]] = queue.PriorityQueue()
+        self._numbers = itertools.count()
+        self._under_way = 0  # Jobs that were not taken as done.
+        self._changed = threading.Condition()
+        self._done: list[tuple[Load | Copy, list[int], list[int]]] = []  # (job, its blocks that failed, refs that are damaged).
+        self._copied: dict[int, int] = {}  # For the next report.
+        self._not_copied: set[int] = set()
+        self._thread = threading.Thread(target=self._work, daemon=True, name="kvpool copies")
+        self._thread.start()
+
+    def _join(self, invitation: Invitation) -> None:
+        self._leave()
+        session = None
         try:
-            self._use(self._open(options.open_timeout))
-        except kvpool.UnavailableError as error:
-            if options.fallback != "own":
-                raise RuntimeError(f"KvPoolConnector needs a kvpoold: {error} (kv_connector_extra_config.fallback = \"own\" would go on "
-                                   "without)") from error
-            logger.warning("no kvpoold, going on with vLLM's own KV cache until there is one: %s", error)
-
-    # ---- The session
-
-    def _open(self, timeout: float) -> kvpool.Session:
-        options = self.options
-        # It copies from blocks that the scheduler holds until this step is reported, and to blocks that it has leased: all else may
-        # go at any time.
-        return self.terms.session(
-            client_name="vllm connector", warmup=False, give_back="any_time", tenant=options.tenant,
-            guaranteed_blocks=max(0, options.guaranteed_blocks), max_space_bytes=options.max_space_bytes,
-            magazine_blocks=self._magazine, open_timeout=timeout)
-
-    def _use(self, session: kvpool.Session) -> None:
-        self.number += 1
-        everything = session.data(blocks=session.max_blocks)
-        self.words, self.pool = np.asarray(everything), torch.from_dlpack(everything).view(torch.int64)
-        self.session = session
-        self.joined = self.detached = False
-
-    def invitation(self) -> Invitation:
-        return Invitation(self.number, self.session.invitation() if self.session else b"")
-
-    def _detach(self, error: object) -> None:
-        if not self.detached:
-            self.detached = True
-            logger.error("kvpoold is gone: this engine goes on with its own KV cache alone: %s", error)
-
-    def _reopen(self) -> None:
-        """Takes another session, once there is one."""
-        if (opened := self._opener.take()) is None:
+            session = self.terms.session(client_name="vllm connector", warmup=False, give_back="any_time", open_timeout=_JOIN_S,
+                                         invitation=invitation.secret, rank=self.rank)
+            self.words = np.asarray(session.data(blocks=session.max_blocks))
+        except Exception as error:  # Its blocks may be in memory that this process can't have.
+            logger.error("the session that KvPoolConnector's scheduler has opened can't be joined: %s", error)
+            leave(session, logger)
+            self.refused = invitation.session
             return
-        self.close()
-        try:
-            self._use(opened)
-        except Exception as error:  # Its blocks may be in other memory now.
-            logger.error("the kvpoold that is there again is of no use: %s", error)
-            self._opener.lost()
-            leave(opened, logger)
+        self.session, self.number = session, invitation.session
 
     def take_tensors(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Views vLLM's KV cache as [block, layer, words of a page]."""
-        (tensor,) = self.config.kv_cache_tensors
-        layers = [kv_caches[name] for name in tensor.layers]
+        """Views vLLM's KV cache, of which each group's layers are one region."""
+        self.pages = [self._view([kv_caches[name] for name in tensor.layers], tensor.layer_stride, page)
+                      for tensor, (page, _) in zip(self.config.kv_cache_tensors, self.shapes)]
+
+    def _view(self, layers: list[torch.Tensor], step: int, page_bytes: int) -> np.ndarray:
         first = layers[0]
         parts = first.shape[0] // self.config.num_blocks  # Blocks of the kernels' in one of vLLM's.
-        stride, step = first.stride(0) * first.element_size() * parts, tensor.layer_stride
-        dense = first[0].numel() * first.element_size() * parts == self.page_bytes and _is_dense(first[0])
-        if not dense or (parts > 1 and stride != self.page_bytes) or stride % _WORD or step % _WORD or any(
+        stride = first.stride(0) * first.element_size() * parts
+        dense = first[0].numel() * first.element_size() * parts == page_bytes and _is_dense(first[0])
+        if not dense or (parts > 1 and stride != page_bytes) or stride % _WORD or step % _WORD or any(
                 layer.data_ptr() != first.data_ptr() + i * step or layer.stride() != first.stride() for i, layer in enumerate(layers)):
             raise ValueError(f"KV cache of shape {tuple(first.shape)} and strides {first.stride()}: KvPoolConnector needs pages "
-                             f"of {self.page_bytes} bytes without holes, {step} bytes apart")
+                             f"of {page_bytes} bytes without holes, {step} bytes apart")
         words = torch.empty(0, dtype=torch.int64).set_(first.untyped_storage())
-        self.pages = words.as_strided((self.config.num_blocks, self.layers, self.page_bytes // _WORD),
-                                      (stride // _WORD, step // _WORD, 1),
-                                      first.storage_offset() * first.element_size() // _WORD)
+        return words.as_strided((self.config.num_blocks, len(layers), page_bytes // _WORD), (stride // _WORD, step // _WORD, 1),
+                                first.storage_offset() * first.element_size() // _WORD).numpy()
 
-    def _of_pool(self, block: int) -> tuple[torch.Tensor, np.ndarray]:
+    def _of_pool(self, group: int, ref: int) -> tuple[np.ndarray, np.ndarray]:
         """(its pages, its check bytes)."""
-        payload = self.layers * self.page_bytes
-        return (self.pool[block, :payload // _WORD].view(self.layers, self.page_bytes // _WORD), self.words[block, payload:])
+        page, layers = self.shapes[group]
+        block, payload = self.words[ref & BLOCK], layers * page
+        return block[:payload].view(np.int64).reshape(layers, page // _WORD), block[payload:]
 
-    def _check_bytes(self, pages: torch.Tensor, key: bytes) -> bytes:
-        return pages.sum().numpy().tobytes() + key
+    def _check_bytes(self, group: int, pages: np.ndarray, key: bytes) -> bytes:
+        return pages.sum().tobytes() + key + bytes([group])
 
-    # ---- In
+    def begin(self, plan: Plan) -> None:
+        """A step is about to be computed; its copies are done beside it."""
+        invitation = plan.invitation
+        # Nobody copies from the session before.
+        if invitation is not None and not self._under_way and invitation.session not in (self.number, self.refused):
+            self._join(invitation)
+        self._is_empty = plan.is_empty
+        for job in itertools.chain(plan.loads, plan.copies):
+            self._under_way += 1
+            if plan.session == self.number:
+                self._jobs.put((isinstance(job, Copy), next(self._numbers), job))
+            else:  # These are another daemon's.
+                self._finish(job, job.blocks, [])
 
-    def load(self, plan: Plan) -> None:
-        for load in plan.loads:
-            if plan.loads_session != self.number:  # These were another daemon's.
-                self.failed.update(load.blocks)
+    # ---- The thread
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()[2]) is not None:
+            copy = self._copy_in if isinstance(job, Load) else self._copy_out
+            try:
+                bad = [i for i, good in enumerate(itertools.starmap(copy, zip(job.groups, job.blocks, job.refs, job.keys, strict=True))) if not good]
+            except Exception:  # Unreported, a load would keep its request waiting for ever, and a copy its blocks.
+                logger.exception("blocks could not be copied")
+                bad = list(range(len(job.blocks)))
+            self._finish(job, [job.blocks[i] for i in bad], [job.refs[i] for i in bad])
+
+    def _finish(self, job: Load | Copy, failed: list[int], damaged: list[int]) -> None:
+        with self._changed:
+            self._done.append((job, failed, damaged))
+            self._changed.notify()
+
+    def _copy_in(self, group: int, block: int, ref: int, key: bytes) -> bool:
+        """Whether it is what its key says."""
+        pages, check = self._of_pool(group, ref)
+        mine = self.pages[group][block]
+        np.copyto(mine, pages)
+        expected = self._check_bytes(group, mine, key)
+        return check[:len(expected)].tobytes() == expected
+
+    def _copy_out(self, group: int, block: int, ref: int, key: bytes) -> bool:
+        pages, check = self._of_pool(group, ref)
+        np.copyto(pages, self.pages[group][block])
+        word = self._check_bytes(group, pages, key)
+        check[:len(word)] = np.frombuffer(word, np.uint8)
+        return True
+
+    # ---- What is done
+
+    def take_done(self) -> set[str]:
+        """Ids of requests whose loads are done. take_failed and take_failed_requests say which failed, and report() the copies."""
+        with self._changed:
+            if self._is_empty and self._under_way and not self._done:
+                self._changed.wait(_IDLE_S)
+            done, self._done = self._done, []
+        self._under_way -= len(done)
+        loaded = set()
+        for job, failed, damaged in done:
+            if isinstance(job, Copy):
+                self._copied[job.number] = 1
+                if failed:
+                    self._not_copied.add(job.number)
                 continue
-            for block, ref, key in zip(load.blocks, load.refs, load.keys):
-                pages, check = self._of_pool(ref & BLOCK)
-                mine = self.pages[block]
-                mine.copy_(pages)
-                expected = self._check_bytes(mine, key)
-                if check[:len(expected)].tobytes() == expected:
-                    self.counts["loaded_blocks"] += 1
-                else:
-                    self.damaged.add(ref)
-                    self.failed.add(block)
+            loaded.add(job.request_id)
+            self.counts["loaded_blocks"] += len(job.blocks) - len(failed)
+            self.counts["failed_blocks"] += len(failed)
+            self.failed.update(failed)
+            if failed:
+                self.failed_requests.add(job.request_id)
+            self.damaged.update(damaged)
         if self.failed:
-            self.failures += 1
-            self.counts["failed_blocks"] += len(self.failed)
             logger.error("%d blocks of kvpoold's could not be loaded, or are not what their keys say: they are computed", len(self.failed))
+        return loaded
 
     def take_failed(self) -> set[int]:
         failed, self.failed = self.failed, set()
+        return failed if len(self.shapes) == 1 else set()  # vLLM asks for requests where there are several groups.
+
+    def take_failed_requests(self) -> set[str]:
+        failed, self.failed_requests = self.failed_requests, set()
         return failed
 
     def report(self) -> Report:
-        damaged, self.damaged = self.damaged, set()
-        if not self.detached:
-            try:
-                self.session.check()
-            except kvpool.KvpoolError as error:
-                self._detach(error)
-        if self.detached:
-            self._reopen()
-        return Report(self.step, self.failures, damaged, None if self.detached or self.joined else self.invitation())
+        report = Report(self.number, self.refused, self.damaged, self._copied, self._not_copied)
+        self.damaged, self._copied, self._not_copied = set(), {}, set()
+        return report
 
-    # ---- Out
-
-    def prepare(self, plan: Plan) -> None:
-        """Asks what of the plan's saves is there; by the end of the step it is known."""
-        self.step = plan.step
-        if plan.session == self.number:
-            self.joined = True
-        elif self.joined and plan.session == 0:
-            self._detach("its scheduler has lost it")
-        self._questions = []
-        for save in plan.saves:
-            self._questions.append(self._ask(save.keys))
-
-    def _ask(self, names: list[bytes]) -> kvpool.PendingMatch | None:
-        if self.detached:
-            return None
-        try:
-            return self.session.match(names)
-        except kvpool.ResourceExhaustedError:
-            return None  # Too much is on its way. Seal sees what is there, too.
-        except kvpool.KvpoolError as error:
-            self._detach(error)
-            return None
-
-    def _known(self, question: kvpool.PendingMatch | None, patience: float, deadline: float) -> int:
-        """How many of a save's first blocks are there. `patience`: what the deadline was made of."""
-        if question is None:
-            return 0
-        try:
-            with question.wait(timeout=max(0, deadline - time.monotonic())) as hit:
-                return len(hit.blocks)
-        except kvpool.DeadlineExceededError:
-            self._patience.was_in_vain(patience)
-            return 0
-        except kvpool.KvpoolError as error:
-            self._detach(error)
-            return 0
-
-    def save(self, plan: Plan) -> None:
-        questions, self._questions = self._questions, []
-        if self.detached or not plan.saves:
-            return
-        if plan.failures != self.failures or plan.session != self.number:
-            self.counts["skipped_blocks"] += sum(len(save.blocks) for save in plan.saves)
-            return
-        runs, patience = [], self._patience.left()
-        deadline = time.monotonic() + patience
-        for save, question in zip(plan.saves, questions):
-            if save.adapter is not None and keys.adapter_digest(save.adapter[0]) != save.adapter[1]:
-                self.counts["skipped_blocks"] += len(save.blocks)  # The step may have loaded others.
-                continue
-            known = self._known(question, patience, deadline)
-            self.counts["known_blocks"] += known
-            if known < len(save.blocks):
-                parent = save.keys[known - 1] if known else save.parent_key
-                runs.append((save.blocks[known:], save.keys[known:], parent))
-        try:
-            if runs:
-                self._copy_out(runs)
-        except kvpool.KvpoolError as error:
-            self._detach(error)
-
-    def _copy_out(self, runs: list[tuple[list[int], list[bytes], bytes | None]]) -> None:
-        wanted = sum(len(blocks) for blocks, _, _ in runs)
-        leased = lease(self.session, wanted, self._patience)
-        self.counts["skipped_blocks"] += wanted - len(leased)
-        step = self.session.begin_step()
-        seals = []
-        for blocks, names, parent in runs:
-            refs, leased = leased[:len(blocks)], leased[len(blocks):]
-            for block, ref, key in zip(blocks, refs, names):
-                pages, check = self._of_pool(ref & BLOCK)
-                pages.copy_(self.pages[block])
-                word = self._check_bytes(pages, key)
-                check[:len(word)] = np.frombuffer(word, np.uint8)
-            if refs:
-                seals.append((refs, names[:len(refs)], parent))
-        self.session.complete_step(step)
-        for refs, names, parent in seals:
-            try:
-                self.session.seal(refs, names, parent_key=parent, leave_duplicates=True)
-                self.counts["saved_blocks"] += len(refs)
-            except kvpool.ResourceExhaustedError:
-                self.counts["skipped_blocks"] += len(refs)  # Too much is on its way.
-            self.session.release(refs)
-
-    def close(self) -> None:
+    def _leave(self) -> None:
         if self.session is not None:
-            self.pool = self.words = None
+            self.words = None
             leave(self.session, logger)
             self.session = None
+
+    def close(self) -> None:
+        self._jobs.put((2, 0, None))
+        self._thread.join()
+        self._leave()
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
