@@ -96,19 +96,18 @@ def test_what_is_there_is_not_copied_again(daemon, engine, stock):
 def test_processes_of_its_own(daemon, engine, stock):
     """As vllm serve has it: scheduler and worker are two members of a session."""
     # Threads bound to cores that others have too would be slow, not wrong.
-    pool = {"socket": daemon.socket, "guaranteed_blocks": 300}
+    pool = UNHURRIED | {"socket": daemon.socket, "guaranteed_blocks": 300}
     one = engine(connector=pool, processes=True, environment={"VLLM_CPU_OMP_THREADS_BIND": "nobind"}, disable_log_stats=False)
     other = engine(connector=pool)
     asked = prompts(10, seed=24, shortest=50)
     own = stock.generate(asked)["tokens"]
     assert other.generate(asked)["tokens"] == own
     other.ask("flush")
-    one.started()
+    said = one.generate(asked)
+    assert said["tokens"] == own and said["cached"] == every_block(asked)
     (mine,) = [session for session in daemon.ctl("sessions")["sessions"]
                if len({member["pid"] for member in session["members"]}) == 2]
     assert sorted(member["scheduler"] for member in mine["members"]) == [False, True]
-    said = one.generate(asked)
-    assert said["tokens"] == own and said["cached"] == every_block(asked)
     fresh = prompts(10, seed=25, shortest=50)
     own_fresh = stock.generate(fresh)["tokens"]
     assert one.generate(fresh)["tokens"] == own_fresh
@@ -280,6 +279,7 @@ def test_what_was_found_before_the_daemon_was_lost(daemon, engine, stock):
     own = stock.generate(asked)["tokens"]
     assert first.generate(asked)["tokens"] == own
     first.ask("flush")
+    second.generate(prompts(1, seed=47, shortest=50))  # Its worker has joined.
     second.ask("lose", pid=daemon.process.pid, at=2)
     said = second.generate(asked)
     assert said == {"tokens": own, "cached": [whole_blocks(asked[0]), 0]}

@@ -216,13 +216,14 @@ class Engine:
     def lose(self, pid, at):
         """The daemon dies before the request is looked up that is the so many-th from now."""
         lookup = self.scheduler.connector.lookup
-        found, left = lookup.found, [at]
+        found, seen = lookup.found, []
 
         def dies(request, computed):
-            left[0] -= 1
-            if left[0] == 0:
-                self._kill(pid)
-                lookup._requests[request.request_id].pending = None  # Its answer may have come: it asks again.
+            if request.request_id not in seen:  # It is looked up again while its answer is on its way.
+                seen.append(request.request_id)
+                if len(seen) == at:
+                    self._kill(pid)
+                    lookup._requests[request.request_id].pending = None  # Its answer may have come: it asks again.
             return found(request, computed)
 
         lookup.found = dies
@@ -302,6 +303,8 @@ class Engine:
                         said[output.request_id] = list(output.outputs[0].token_ids)
 
         transfer._copy_in = held
+        lookup = self.scheduler.connector.lookup
+        lookup.fills = False  # What is saved is copied behind what is loaded, and its blocks would wait.
         free = pool.get_num_free_blocks()
         engine.add_request("loads", {"prompt_token_ids": loads}, params)
         steps(loading)
@@ -315,7 +318,7 @@ class Engine:
             self._kill(kill)
         go_on.set()
         steps(lambda: not self.scheduler.has_requests())
-        transfer._copy_in = copy
+        transfer._copy_in, lookup.fills = copy, True
         return facts | {"beside": [said[f"beside {i}"] for i in range(len(prompts))], "said": said.get("loads"),
                         "held_then": free - pool.get_num_free_blocks()}
 

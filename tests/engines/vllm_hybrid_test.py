@@ -57,6 +57,12 @@ def test_another_process_prefix_and_its_death(daemon, engine, stock):
     assert_nothing_is_held(second)
 
 
+def test_keys_of_less_than_a_block_are_no_keys_of_the_connector(daemon, engine):
+    """Blocks would be found by the first half of their tokens."""
+    said = engine(connector={"socket": daemon.socket}, prefix_match_unit=BLOCK // 2).refused()
+    assert f"prefix_match_unit {BLOCK // 2}: KvPoolConnector's keys are of whole blocks, of {BLOCK} tokens" in said
+
+
 def test_connector(daemon, engine, stock):
     """Copies blocks of all groups to and from vLLM's own cache, the windows that vLLM keeps."""
     pool = {"socket": daemon.socket, "guaranteed_blocks": 1000, "lease_timeout": 30}

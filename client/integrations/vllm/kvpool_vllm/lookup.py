@@ -113,6 +113,8 @@ class Lookup:
         return {**self._counts, **self.saves.counts}
 
     def bind(self, manager: KVCacheManager) -> None:
+        if (unit := manager.block_pool.hash_block_size) != self.block_size:
+            raise ValueError(f"prefix_match_unit {unit}: KvPoolConnector's keys are of whole blocks, of {self.block_size} tokens")
         self.manager, self.saves.block_pool = manager, manager.block_pool
         reset = manager.reset_prefix_cache
 
@@ -386,7 +388,8 @@ class Lookup:
 
     def done(self, report: Report, failed: bool) -> None:
         """Workers have executed a plan; `failed`: there are blocks that could not be loaded, by this connector or another."""
-        self.damaged |= report.damaged
+        if report.session == self.number:
+            self.damaged |= report.damaged
         try:
             self.saves.done(self.session, report)
         except kvpool.KvpoolError as error:

@@ -150,8 +150,9 @@ class Transfer:
 
     def _copy_out(self, group: int, block: int, ref: int, key: bytes) -> bool:
         pages, check = self._of_pool(group, ref)
-        np.copyto(pages, self.pages[group][block])
-        word = self._check_bytes(group, pages, key)
+        mine = self.pages[group][block]
+        np.copyto(pages, mine)
+        word = self._check_bytes(group, mine, key)  # Of what is meant, whatever is there.
         check[:len(word)] = np.frombuffer(word, np.uint8)
         return True
 
@@ -198,7 +199,9 @@ class Transfer:
     def _leave(self) -> None:
         if self.session is not None:
             self.words = None
-            leave(self.session, logger)
+            if self.terms.ranks == 1:
+                leave(self.session, logger)
+            # Else others may copy still: a member that hangs up leaves the blocks to them, and the last process frees them.
             self.session = None
 
     def close(self) -> None:
