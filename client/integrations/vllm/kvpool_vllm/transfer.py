@@ -116,7 +116,8 @@ class Transfer:
         if invitation is not None and not self._under_way and invitation.session not in (self.number, self.refused):
             self._join(invitation)
         self._is_empty = plan.is_empty
-        for job in itertools.chain(plan.loads, plan.copies):
+        jobs: list[Load | Copy] = [*plan.loads, *plan.copies]
+        for job in jobs:
             self._under_way += 1
             if plan.session == self.number:
                 self._jobs.put((isinstance(job, Copy), next(self._numbers), job))
