@@ -36,9 +36,12 @@ struct Figure {
 class Figures {
  public:
   // `sessions`: how many BenchSessions opens and closes. `flood_ms`: how long each flood of BenchFlood lasts.
-  Figures(uint32_t sessions, uint32_t flood_ms) : sessions_(sessions), flood_ms_(flood_ms) {}
+  // `latency_tries`: how often BenchLatency measures a phase, at most.
+  Figures(uint32_t sessions, uint32_t flood_ms, uint32_t latency_tries)
+      : sessions_(sessions), flood_ms_(flood_ms), latency_tries_(latency_tries) {}
   uint32_t sessions() const { return sessions_; }
   uint32_t flood_ms() const { return flood_ms_; }
+  uint32_t latency_tries() const { return latency_tries_; }
 
   void BeginSection(std::string_view section) { section_ = section; }
   void Add(std::string_view name, double value, std::string_view unit, std::optional<Bound> bound = {});
@@ -51,7 +54,7 @@ class Figures {
   const std::vector<std::string>& notes() const { return notes_; }
 
  private:
-  const uint32_t sessions_, flood_ms_;
+  const uint32_t sessions_, flood_ms_, latency_tries_;
   std::string section_;
   std::vector<Figure> figures_;
   std::vector<std::string> notes_;

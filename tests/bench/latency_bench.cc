@@ -41,7 +41,6 @@ constexpr double kMostP99AboveQuietMs = 2;
 constexpr double kMostMs = 25;
 // A host that runs other machines stops a processor for 5 to 30 ms at a time: at 1 % some of 3,000 matches wait for one.
 constexpr double kMostTaken = 0.005;
-constexpr int kMostTries = 12;
 
 // Of all processors, since the machine started.
 struct ProcessorTime {
@@ -79,13 +78,13 @@ class Latency {
   // others meanwhile, which says nothing about the daemon.
   void Beside(const std::string& what, const std::function<void()>& disturb) {
     Phase phase = Measure(disturb);
-    int tries = 1;
-    for (; phase.taken > kMostTaken && tries < kMostTries; ++tries) {
+    uint32_t tries = 1;
+    for (; phase.taken > kMostTaken && tries < figures_->latency_tries(); ++tries) {
       if (const Phase again = Measure(disturb); again.taken < phase.taken) phase = again;
     }
     figures_->Note(
         absl::StrFormat("%s: %d times, %d matches beside it; the host took %.1f %% of the processors, the "
-                        "least of %d tries",
+                        "least of %u tries",
                         what, phase.times, phase.matches, 100 * phase.taken, tries));
     if (!quiet_p99_ms_) {
       quiet_p99_ms_ = phase.p99_ms;

@@ -130,12 +130,14 @@ int Help(const Flags& flags) {
 
 int Main(const std::vector<std::string>& arguments) {
   std::string only;
-  uint32_t sessions = 2000, flood_ms = 500;
+  uint32_t sessions = 2000, flood_ms = 500, latency_tries = 2;
   bool json = false, help = false, version = false;
   Flags flags;
   flags.Add("only", &only, "sections to measure, with commas between them; all by default");
   flags.Add("sessions", &sessions, {.min = 1, .max = 10000000},
             "how many sessions the section of that name opens and closes");
+  flags.Add("latency-tries", &latency_tries, {.min = 1, .max = 100},
+            "how often a phase of latency is measured while the host takes the processors");
   flags.Add("flood-ms", &flood_ms, {.min = 100, .max = 60000},
             "how long each flood of the section of that name lasts");
   flags.Add("json", &json, "the figures as JSON");
@@ -155,7 +157,7 @@ int Main(const std::vector<std::string>& arguments) {
                                    [&name](const Section& section) { return section.name == name; });
     if (!known) return Fail(absl::StrCat("--only: no section \"", name, "\"; see --help"));
   }
-  Figures figures(sessions, flood_ms);
+  Figures figures(sessions, flood_ms, latency_tries);
   for (const Section& section : kSections) {
     if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), section.name) == wanted.end()) continue;
     std::fprintf(stderr, "%s ...\n", std::string(section.name).c_str());

@@ -175,8 +175,9 @@ class Saves:
         """vLLM takes its blocks, and copies that are under way may read what comes then: they are not sealed."""
         self.drop_planned()
         for number, (save, _) in self._copying.items():
+            self.counts["skipped_blocks"] += len(save.blocks)
             self._free(save)
-            save.blocks = []
+            save.blocks, save.keys = [], []  # Others may save these keys by the time it is reported.
             self._spoilt.add(number)
 
     def _skip(self, save: Save) -> None:
