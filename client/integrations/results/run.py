@@ -47,7 +47,8 @@ def main():
         cells, value_of = tables[name]
         lab.measure(name, cells(), value_of, here)
     stores = {name: lab.Store(name) for name in (*tables, "vllm_faults")}  # The last by tests/engines/vllm_http_faults_test.py.
-    (FOLDER.parent / "RESULTS.md").write_text(render.page(stores))
+    results = FOLDER.parent / "RESULTS.md"
+    results.write_text(render.page(stores, results.read_text()))
     if stores["perplexity"].where() and stores["retrieval"].where():
         (FOLDER / "pruning.svg").write_text(render.picture(stores["perplexity"], stores["retrieval"]))
 
