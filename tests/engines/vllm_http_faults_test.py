@@ -163,6 +163,18 @@ def note(world, fault, load, again_s, **more):
             print(json.dumps(row), file=file)
 
 
+def found_whole(server, prompt, truth):
+    """It has computed the prompt, and finds it; later where kvpoold's answer was too late on a busy machine, for it asks nothing then."""
+    until = time.monotonic() + AGAIN_S
+    while True:
+        tokens, cached = server.complete(prompt)
+        assert tokens == truth
+        if cached == whole_blocks(prompt):
+            return
+        assert time.monotonic() < until, server._log.read_text()[-2000:]
+        time.sleep(0.1)
+
+
 @contextlib.contextmanager
 def killed(process):
     """In the end."""
@@ -238,7 +250,9 @@ def test_the_daemon_is_slow(ready):
 def test_the_pool_is_full(ready):
     """Another engine takes what is there: the servers have what they hold, and what they are promised."""
     layout = kvpool.Layout.paged(layers=1, kv_heads=1, head_dim=1024, tokens_per_block=16, dtype="float32")
-    with ready.load() as load, kvpool.Session(layout, "a greedy engine", socket=ready.daemon.socket, open_timeout=60) as greedy:
+    # This process lives on: it says that its memory is anybody's behind the session.
+    greedy_session = kvpool.Session(layout, "a greedy engine", socket=ready.daemon.socket, give_back="any_time", open_timeout=60)
+    with ready.load() as load, greedy_session as greedy:
         load.await_more(20)
         held = []
         with contextlib.suppress(kvpool.ResourceExhaustedError, kvpool.DeadlineExceededError):
@@ -339,7 +353,8 @@ def test_weights_are_updated(ready):
             assert new != old
             assert [other.complete(prompt) for prompt in asked] == [(tokens, 0) for tokens in new]
             assert [ready.servers[0].complete(prompt)[0] for prompt in asked] == old
-            assert [other.complete(prompt) for prompt in asked] == [(tokens, whole_blocks(prompt)) for tokens, prompt in zip(new, asked)]
+            for prompt, tokens in zip(asked, new):
+                found_whole(other, prompt, tokens)
             load.await_more(20)
         load.assert_right()
     other.kill()

@@ -263,16 +263,18 @@ that the processor gave the engine, the client's threads included. Nothing else 
 
 
 def vllm_stream(store):
-    rows = []
-    for pool in ("own", "kvpool"):
-        values = [value for _, value in store.where(pool=pool)]
-        rows.append([pool, len(values) * 50, sum(value["cached"] for value in values), *(
-            _middle([1e6 * value[what] / 50 for value in values], "{:.0f}") for what in ("scheduling", "cpu"))])
+    by_pool = {pool: {cell["turn"]: value for cell, value in store.where(pool=pool)} for pool in ("own", "kvpool")}
+    rows = [[pool, len(turns) * 50, sum(value["cached"] for value in turns.values()), *(
+        _middle([1e6 * value[what] / 50 for value in turns.values()], "{:.0f}") for what in ("scheduling", "cpu"))]
+        for pool, turns in by_pool.items()]
+    ratios = [_middle([value[what] / by_pool["own"][turn][what] for turn, value in by_pool["kvpool"].items() if turn in by_pool["own"]], "{:.2f}")
+              for what in ("scheduling", "cpu")]
     return f"""The same stream of requests, eight at once: one of 20 prefixes of 512 tokens, 128 tokens of one's own, an answer of 32. vLLM's scheduler with all that it
 does, and a model that takes no time. Microseconds a request, median (middle half) over turns of 50 requests, in turn, on one core: in the
-scheduler (its queue, lookups, leases, seals and releases; waiting for an answer of kvpoold among them), and of the processor in all.
+scheduler (its queue, lookups, leases, seals and releases; waiting for an answer of kvpoold among them), and of the processor in all. The last row
+is of turns with the same requests, kvpool's by its own.
 
-{_table(["block pool", "requests", "tokens found", "in the scheduler", "processor"], rows)}
+{_table(["block pool", "requests", "tokens found", "in the scheduler", "processor"], [*rows, ["ratio", "", "", *ratios]])}
 """
 
 

@@ -22,7 +22,7 @@ RUNS = 5
 BATCHES = (1, 8, 32)
 CONTEXT, ANSWER = 256, 128  # Tokens of a prompt, and behind it, where tokens a second are measured.
 SLICE = 4  # Steps of the one, then as many of the other.
-SERVED = 400  # Requests of a stream, in turns of 50.
+SERVED = 2000  # Requests of a stream, in turns of 50.
 
 
 def available():
