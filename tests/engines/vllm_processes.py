@@ -110,14 +110,15 @@ class Server(processes.Process):
                 assert time.monotonic() < deadline, self._log.read_text()[-5000:]
                 time.sleep(0.1)
 
-    def post(self, path, **what):
-        request = urllib.request.Request(f"{self.address}{path}", json.dumps(what).encode(), {"Content-Type": "application/json"})
+    def post(self, path, headers=None, **what):
+        request = urllib.request.Request(f"{self.address}{path}", json.dumps(what).encode(), {"Content-Type": "application/json", **(headers or {})})
         with urllib.request.urlopen(request) as answer:
             return answer.read()
 
-    def complete(self, prompt, tokens=20, model=None):
-        """(token ids, how many of the prompt's were cached). `model`: an adapter's name."""
-        said = json.loads(self.post("/v1/completions", model=model or self.model, prompt=prompt, max_tokens=tokens, temperature=0,
+    def complete(self, prompt, tokens=20, model=None, engine=None):
+        """(token ids, how many of the prompt's were cached). `model`: an adapter's name; `engine`: which of a data-parallel server's."""
+        headers = None if engine is None else {"X-data-parallel-rank": str(engine)}
+        said = json.loads(self.post("/v1/completions", headers, model=model or self.model, prompt=prompt, max_tokens=tokens, temperature=0,
                                     ignore_eos=True, return_token_ids=True))
         return said["choices"][0]["token_ids"], said["usage"]["prompt_tokens_details"]["cached_tokens"]
 

@@ -7,6 +7,7 @@ import functools
 import pytest
 
 from daemon import Daemon
+from models import eagle
 from vllm_processes import (BLOCK, PYTHON, Server, assert_nothing_is_held, assert_two_share_a_pool_that_is_too_small, await_blocks,
                             await_detached, engines, prompts, whole_blocks)
 
@@ -77,6 +78,20 @@ def test_other_numbers_of_ranks_do_not_share_and_the_daemon_is_lost(daemon, engi
     said = one.generate(asked, tokens=60)
     assert two.generate(asked, tokens=60, kill=[daemon.process.pid, 20])["tokens"] == said["tokens"]
     await_detached(two)
+
+
+def test_ranks_have_drafts_with_layers_of_their_own(daemon, engine, tmp_path):
+    drafting = functools.partial(engine, speculative_config={"method": "eagle", "model": eagle(tmp_path / "drafts"), "num_speculative_tokens": 3})
+    pool = {"socket": daemon.socket}
+    stock, first, second = drafting(), drafting(pool), drafting(pool)
+    asked = prompts(8, seed=59, shortest=100, longest=300, shared=70)
+    own = stock.generate(asked, tokens=60)["tokens"]
+    assert first.generate(asked, tokens=60)["tokens"] == own
+    first.ask("flush")
+    first.kill()
+    found, again = (one.generate(asked, tokens=60) for one in (second, stock))
+    assert found == again and found["tokens"] == own and min(found["cached"]) > 0
+    assert_nothing_is_held(second)
 
 
 def test_a_pool_that_is_too_small(engine):

@@ -49,3 +49,25 @@ def test_a_prefix_and_a_death(daemon, servers):
     more = prompts(6, seed=3, shortest=300)
     assert [second.complete(prompt)[0] for prompt in more] == truth(more)
     (session,) = daemon.ctl("sessions")["sessions"]
+
+
+@pytest.mark.parametrize("connector", [False, True])
+def test_engines_of_a_data_parallel_server_share(daemon, tmp_path, connector):
+    """Each is an engine of its own to the daemon, and finds what the other has computed."""
+    llama(0, head_dim=32).save_pretrained(tmp_path / "model")
+    server = Server(tmp_path / "model", {"socket": daemon.socket}, tmp_path / "log", "--data-parallel-size=2", connector=connector)
+    stock = Engine(tmp_path / "model", dtype="bfloat16")
+    try:
+        server.started()
+        asked = prompts(6, seed=4, shortest=100)
+        own = stock.generate(asked)["tokens"]
+        # Copies are saved behind the step, and a later step says so: each has several.
+        for number, (prompt, tokens) in enumerate(zip(asked, own)):
+            assert server.complete(prompt, engine=number % 2) == (tokens, 0)
+        await_blocks(daemon, "cached", sum(whole_blocks(prompt) // BLOCK for prompt in asked))
+        for number, (prompt, tokens) in enumerate(zip(asked, own)):
+            assert server.complete(prompt, engine=1 - number % 2) == (tokens, whole_blocks(prompt))
+        sessions = daemon.ctl("sessions")["sessions"]
+        assert [len(session["members"]) for session in sessions] == [2, 2]
+    finally:
+        server.kill(), stock.kill()

@@ -270,6 +270,8 @@ def _put_in_place():
         Placed.__name__ = Placed.__qualname__ = kind.__name__
         return Placed
 
+    # Images of these tests are a byte that nobody has written, and now and then equal: only their names tell them apart.
+    keys.content_digest = lambda data: ""
     space.CONNECTORS.append("MockKVConnector")
     ours.KvPoolBlockPool, ours.answer_at_once = Counted, checked
     scheduler.Scheduler = in_place(ours.PooledScheduler)
