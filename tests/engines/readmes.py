@@ -33,9 +33,9 @@ def program(text, name="ask.py"):
 
 
 def vllm():
-    install, model, serve, ask, said, in_one_process, connector, ask_again = (text for _, text in fences("vllm"))
+    install, model, serve, ask, said, from_python, connector, ask_again = (text for _, text in fences("vllm"))
     # A connector saves a step behind the answer.
-    script = [install, model, serve, ask, END, program(in_one_process), "python ask.py\n", connector, ask_again]
+    script = [install, model, serve, ask, END, program(from_python), "python ask.py\n", connector, ask_again]
     same = r'"token_ids":(\[[\d,]+\])\n"cached_tokens":0\n"token_ids":{}\n"cached_tokens":1984\n'
     return script, [same.format(r"\1"), r"SPACE +TENANT", same.format(r"\1")]
 
