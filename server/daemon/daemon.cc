@@ -100,6 +100,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
   }
   std::unique_ptr<Daemon> daemon(new Daemon(options, std::move(devices), clock, keeper));
   RETURN_IF_ERROR(daemon->StartEventLog());
+  daemon->start_report_.cold = ColdStart::kNoKeeper;
   if (keeper != nullptr) RETURN_IF_ERROR(daemon->Recover());
   daemon->start_ms_ = clock->NowMs();
   if (options.tier != nullptr) {
@@ -283,7 +284,14 @@ bool Daemon::Apply(const std::shared_ptr<Member>& member, const v1::StepRequest&
     more = std::exchange(turn.deferred.reclaim, false) || space.state.pool.policy_waits();
   }
   if (wire != nullptr && wire->empty()) WriteStep(*response, wire);
+  NoteAnswer();
   return more;
+}
+
+void Daemon::NoteAnswer() {
+  if (first_answer_ms_.load(std::memory_order_relaxed) != kNotAnswered) return;
+  uint64_t none = kNotAnswered;
+  first_answer_ms_.compare_exchange_strong(none, clock_->NowMs() - options_.began_ms);
 }
 
 void Daemon::FollowUp(const std::shared_ptr<Member>& member) {
@@ -310,6 +318,7 @@ void Daemon::ApplyUnary(const v1::Call& call, v1::Operation operation,
   Space& space = *(*member)->session->space;
   SpaceTurn turn(space);
   space.batches.ApplyUnary(turn, member->get(), call, std::move(operation), std::move(done));
+  NoteAnswer();
 }
 
 void Daemon::BindStream(const std::shared_ptr<Member>& member, std::shared_ptr<StreamListener> listener) {

@@ -56,6 +56,7 @@
 #include "server/base/clock.h"
 #include "server/daemon/options.h"
 #include "server/daemon/snapshot.h"
+#include "server/daemon/start_report.h"
 #include "server/keeper/keeper_link.h"
 #include "server/space/attach_peer.h"
 #include "server/space/space_owner.h"
@@ -79,6 +80,7 @@ class TierMover;
 struct TierKey;
 struct KeptOfMember;
 class MemberLog;
+struct LostSession;
 struct MemberIdentity;
 struct OldMember;
 struct Resumable;
@@ -171,6 +173,7 @@ class Daemon final : private SpaceOwner {
   absl::Status SetPolicy(const v1::SetPolicyRequest& request, v1::SetPolicyResponse* response);
   absl::Status SetShare(const v1::SetShareRequest& request, v1::SetShareResponse* response);
   absl::Status Erase(const v1::EraseRequest& request, v1::EraseResponse* response);
+  absl::Status GetRecovery(const v1::GetRecoveryRequest& request, v1::GetRecoveryResponse* response);
   absl::Status ListTiers(const v1::ListTiersRequest& request, v1::ListTiersResponse* response);
 
   DaemonSnapshot Snapshot();
@@ -208,14 +211,14 @@ class Daemon final : private SpaceOwner {
   absl::Status Recover();
   // The sessions of an earlier daemon, as far as can be told before their pool is recovered.
   static absl::StatusOr<std::vector<Resumable>> SessionsOf(const std::shared_ptr<Space>& space,
-                                                           Remains* remains);
+                                                           Remains* remains, std::vector<LostSession>* lost);
   // A member has come back: it gets the slabs again, and its session goes on when it has acknowledged them.
   absl::StatusOr<Welcome> ComeBack(std::shared_ptr<AttachPeer> peer, const PeerCredentials& credentials,
                                    const AccessRule& rule, const v1::AttachHello& hello);
   // Those that have died, or stay away for too long.
   void CollectAbsent(uint64_t now);
-  // Raises `last_session` to the ids of the sessions that it finds.
-  absl::Status RecoverSpace(std::unique_ptr<SpaceTable> table, Remains remains, uint64_t* last_session);
+  // Raises `last_session` to the ids of the sessions that it finds. A table that is of no use stays the caller's.
+  absl::Status RecoverSpace(std::unique_ptr<SpaceTable>* table, Remains remains, uint64_t* last_session);
   // Adds their bytes on one rank to `bytes`.
   absl::StatusOr<std::vector<SlabRow>> AdoptSlabs(const SpaceFacts& facts, Remains* remains, uint64_t* bytes);
   absl::StatusOr<std::shared_ptr<Space>> MakeSpace(SpaceFacts facts, std::unique_ptr<SpaceTable> table);
@@ -300,6 +303,11 @@ class Daemon final : private SpaceOwner {
   const Clock* const clock_;
   KeeperLink* const keeper_;  // Null: what there is ends with this process.
   uint64_t start_ms_ = 0;     // When it had recovered what there was. Written before the housekeeper starts.
+  StartReport start_report_;  // Written before that, too; without the time of the first answer.
+  static constexpr uint64_t kNotAnswered = UINT64_MAX;
+  std::atomic<uint64_t> first_answer_ms_{kNotAnswered};
+  // A verb is answered: how long after the start, if it is the first one.
+  void NoteAnswer();
   std::unique_ptr<DeviceBudget> budget_;
   std::unique_ptr<EventLog> event_log_;  // Spaces add to it. Null: nothing is recorded.
   std::unique_ptr<Registry> registry_;

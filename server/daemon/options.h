@@ -25,6 +25,7 @@ struct DaemonOptions {
   std::string version;
   uint64_t epoch = 1;                           // Grows with each start of the daemon.
   std::vector<uint64_t> device_capacity_bytes;  // Parallel to the devices.
+  uint64_t began_ms = 0;                        // When its process began, by the daemon's clock.
 
   // ---- Memory
   // A slab holds as many whole blocks and granules as fit into this, and at least one block. 0: 64 MiB on

@@ -193,6 +193,8 @@ class PoolRep final {
   bool Resume(Holder session, const SessionLimits& limits);
   struct Remains;
   // Answers the highest block that is held.
+  // Blocks that the turn that was torn had sealed, others that it had changed among them. REQUIRES: it is not undone yet.
+  std::vector<uint32_t> SealedInTornTurn() const;
   uint32_t RecoverHolds(RecoveredPool* found);
   void RecoverIndex(RecoveredPool* found, VirtualArray<Remains>* remains);
   void RecoverChains(RecoveredPool* found, VirtualArray<Remains>* remains);

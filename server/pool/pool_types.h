@@ -143,6 +143,19 @@ struct LookupCounts {
   uint64_t hit_tokens = 0;  // The prefix that was found.
 };
 
+// Why a block that was in use is free, or its holder's alone, after a recovery. The names are label values of a metric.
+enum class BlockLoss : uint8_t {
+  kChecksum,   // It was sealed, and its record is damaged.
+  kLayout,     // It was sealed in a layer group that the pool has not.
+  kDuplicate,  // It was sealed under a key that names another.
+  kNoSlab,     // It was sealed in memory that is not there any more.
+  kTorn,       // It was sealed in the turn that was torn, of which nobody had heard.
+  kUnsealed,   // It was leased, and its session is not known any more.
+};
+inline constexpr std::array<const char*, 6> kBlockLossNames = {"checksum", "layout", "duplicate",
+                                                               "slab",     "torn",   "unsealed"};
+inline constexpr size_t kBlockLosses = kBlockLossNames.size();
+
 // What a pool found in a table that an earlier process left.
 struct RecoveredPool {
   struct Session {
@@ -155,8 +168,13 @@ struct RecoveredPool {
   // The last turn that was torn and could not be undone, as too much of it was done; 0: none. No session may go on that is as
   // old.
   uint64_t half_turn = 0;
-  // Sealed blocks whose records are damaged, and links to parents that are not there.
-  uint32_t dropped = 0, cut_links = 0;
+  std::array<uint32_t, kBlockLosses> lost{};  // Indexed by BlockLoss.
+  uint32_t cut_links = 0;                     // Links to parents that are not there.
+  // Sealed blocks whose records are damaged.
+  uint32_t damaged() const {
+    return lost_as(BlockLoss::kChecksum) + lost_as(BlockLoss::kLayout) + lost_as(BlockLoss::kDuplicate);
+  }
+  uint32_t lost_as(BlockLoss why) const { return lost[static_cast<size_t>(why)]; }
 };
 
 struct LeaseOutcome {

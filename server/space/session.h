@@ -168,6 +168,7 @@ class Session : public std::enable_shared_from_this<Session> {
   bool readmit = false;
   bool ready = false;
   bool resumed = false;  // An earlier daemon opened it.
+  bool awaited = false;  // And not all of its members have come back to this one.
   bool ended = false;
   bool gone = false;
   std::string end_reason;

@@ -43,7 +43,6 @@ struct Resumable {
     std::shared_ptr<OldMember> old;
   };
   std::vector<Member> members;
-  bool incomplete = false;  // The log of one of its members is not there, or is damaged.
 };
 
 class Space {
@@ -80,6 +79,7 @@ class Space {
     // Of all sessions.
     std::vector<std::shared_ptr<OldMember>> members;
     std::vector<Resumable> sessions;  // They are of this space.
+    std::vector<LostSession> lost;    // This is known before.
   };
   // `resumed` gets the sessions that go on, once their members come back.
   RecoveredPool Recover(Inheritance inheritance, std::vector<std::shared_ptr<Session>>* resumed)
@@ -135,8 +135,8 @@ class Space {
   void DestroyRow(SlabRow row);
   absl::Status CopyAll(absl::Span<const GiveBack::Copy> copies);
   absl::Status SendFrame(OutgoingFrame out);
-  // Empty, or why the session can't go on.
-  std::string Resume(const Turn& turn, const RecoveredPool& found, Resumable* old)
+  // Whether the session goes on.
+  WhyLost Resume(const Turn& turn, const RecoveredPool& found, Resumable* old)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 
   DeviceBudget* const budget_;

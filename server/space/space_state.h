@@ -43,8 +43,6 @@ struct SpaceCounters {
   std::array<uint64_t, 24> refused_blocks{};  // Those that an operation was not applied to, but to others.
   std::array<uint64_t, 8> shortfalls{};       // Indexed by v1::Shortfall.
   uint64_t batches = 0;
-  // By BlockPool::Recover: blocks that are cached or held again, and sealed ones that are lost as their records are damaged.
-  uint64_t recovered_blocks = 0, dropped_blocks = 0;
   uint64_t growth_failures = 0;  // Slabs that a device refused although the budget had room.
 };
 

@@ -1,5 +1,6 @@
 #include "server/space/space_table.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <string_view>
@@ -158,6 +159,14 @@ absl::Status SpaceTable::Read() {
   pool_at_ = header.pool_at;
   sessions_ = header.sessions;
   return absl::OkStatus();
+}
+
+uint32_t SpaceTable::sealed_blocks() const {
+  const PoolTable pool(memory_.data() + pool_at_, geometry_.max_blocks, sessions_);
+  uint32_t sealed = 0;
+  for (uint32_t b = 1; b < std::min(pool.begun.blocks, geometry_.max_blocks); ++b)
+    sealed += pool.records[b].resident();
+  return sealed;
 }
 
 void SpaceTable::Hold(PoolOptions* options) const {

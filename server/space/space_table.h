@@ -60,6 +60,8 @@ class SpaceTable {
   const TableVersion& version() const { return version_; }
 
   int fd() const { return memory_.fd(); }
+  // In its pool, as far as their records say so: all of them are looked at.
+  uint32_t sealed_blocks() const;
   // Makes these the options of a pool that lives here.
   void Hold(PoolOptions* options) const;
 

@@ -430,7 +430,7 @@ TEST(RecoverTest, AfterEachVerbAllIsAsItWas) {
       player.Step();
       Recovered recovered = Recover(table.Image(), &copy);
       ASSERT_EQ(recovered.fates, FatesOf(*player.pool, player.sessions)) << "step " << step;
-      ASSERT_EQ(recovered.found.dropped + recovered.found.cut_links, 0u);
+      ASSERT_EQ(recovered.found.damaged() + recovered.found.cut_links, 0u);
       ASSERT_EQ(AliasesIn(*recovered.pool), 0u);
       aliases += AliasesIn(*player.pool);
       if (step % 50 == 0) ExpectAllComesBack(&recovered);
@@ -711,6 +711,11 @@ class DamagedTableTest : public ::testing::Test {
     ASSERT_EQ(verdict, Verdict::kDone);
     pool_->Commit();
   }
+  // Its record is whole, whatever was changed.
+  void MakeWhole(size_t block) {
+    const uint32_t b = Index(blocks_[block].id);
+    table_.view().checksums[b] = RecordChecksum(b, record(block));
+  }
   BlockRecord& record(size_t block) { return table_.view().records[Index(blocks_[block].id)]; }
 
   Table table_, copy_, third_;
@@ -722,7 +727,7 @@ class DamagedTableTest : public ::testing::Test {
 TEST_F(DamagedTableTest, ADamagedBlockThatIsHeldStaysWithItsHolder) {
   record(2).key[3] ^= 1;
   Recovered recovered = Recover(table_.Image(), &copy_);
-  EXPECT_EQ(recovered.found.dropped, 1u);
+  EXPECT_EQ(recovered.found.damaged(), 1u);
   EXPECT_EQ(recovered.found.held, 2u);
   EXPECT_EQ(recovered.found.quarantined, 1u);
   EXPECT_EQ(recovered.pool->Find(Key("c")), kNullRef);
@@ -734,7 +739,7 @@ TEST_F(DamagedTableTest, ADamagedBlockThatNobodyHoldsIsFree) {
   Release(2);
   record(2).key[3] ^= 1;
   Recovered recovered = Recover(table_.Image(), &copy_);
-  EXPECT_EQ(recovered.found.dropped, 1u);
+  EXPECT_EQ(recovered.found.damaged(), 1u);
   EXPECT_EQ(recovered.found.quarantined, 0u);
   ExpectAllComesBack(&recovered);
 }
@@ -743,7 +748,7 @@ TEST_F(DamagedTableTest, ALinkToABlockThatIsGoneIsCut) {
   Release(0);
   record(0).generation += 1;
   Recovered recovered = Recover(table_.Image(), &copy_);
-  EXPECT_EQ(recovered.found.dropped, 1u);
+  EXPECT_EQ(recovered.found.damaged(), 1u);
   EXPECT_EQ(recovered.found.cut_links, 1u);
   EXPECT_EQ(recovered.pool->View(blocks_[1].id, 0)->parent, kNullBlock);
   EXPECT_EQ(Index(recovered.pool->View(blocks_[2].id, 0)->parent), Index(blocks_[1].id));
@@ -760,7 +765,7 @@ TEST_F(DamagedTableTest, LinksInACircleAreCutOnce) {
   const uint32_t b = Index(blocks_[0].id);
   table_.view().checksums[b] = RecordChecksum(b, root);
   Recovered recovered = Recover(table_.Image(), &copy_);
-  EXPECT_EQ(recovered.found.dropped, 0u);
+  EXPECT_EQ(recovered.found.damaged(), 0u);
   EXPECT_EQ(recovered.found.cut_links, 1u);
   EXPECT_EQ(recovered.found.cached, 3u);
   Table again;
@@ -787,7 +792,7 @@ TEST_F(DamagedTableTest, LinksFromGroupToGroupAndWithinAWindowAreCut) {
     table_.view().checksums[b] = RecordChecksum(b, r);
   }
   Recovered recovered = Recover(table_.Image(), &copy_);
-  EXPECT_EQ(recovered.found.dropped, 0u);
+  EXPECT_EQ(recovered.found.damaged(), 0u);
   EXPECT_EQ(recovered.found.cut_links, 2u);
   EXPECT_EQ(recovered.found.held, 5u);
   ExpectAllComesBack(&recovered);
@@ -800,9 +805,65 @@ TEST_F(DamagedTableTest, OfTwoBlocksWithOneKeyOneIsFree) {
   const uint32_t b = Index(blocks_[2].id);
   table_.view().checksums[b] = RecordChecksum(b, twin);
   Recovered recovered = Recover(table_.Image(), &copy_);
-  EXPECT_EQ(recovered.found.dropped, 1u);
+  EXPECT_EQ(recovered.found.damaged(), 1u);
   EXPECT_EQ(recovered.pool->Find(Key("b")), blocks_[1]);
   ExpectAllComesBack(&recovered);
+}
+
+// Each loss of blocks has its reason, and all that is lost comes back to be leased.
+TEST_F(DamagedTableTest, WhatIsLostSaysWhy) {
+  const auto expect = [&](BlockLoss why, uint32_t blocks = kBlocks) {
+    copy_.CopyFrom(table_.Image());
+    const std::unique_ptr<BlockPool> pool = MakePool(copy_.data());
+    const RecoveredPool found = pool->Recover(kRecovered, blocks);
+    pool->CheckInvariants();
+    for (size_t i = 0; i < kBlockLosses; ++i) {
+      EXPECT_EQ(found.lost[i], i == static_cast<size_t>(why) ? 1u : 0u)
+          << kBlockLossNames[static_cast<size_t>(why)] << ": counted as " << kBlockLossNames[i];
+    }
+    // What is behind the end is not there for those that come.
+    if (blocks < kBlocks) {
+      ASSERT_TRUE(pool->Grow(kBlocks - blocks).ok());
+    }
+    for (const RecoveredPool::Session& session : found.sessions) pool->FreeQuarantine(session.holder);
+    while (pool->Tidy(BlockPool::kTidySlice)) {
+    }
+    std::vector<BlockRef> all;
+    EXPECT_EQ(pool->Lease(*pool->AddSession({}, 0, 999999), 1000001, kBlocks, kBlocks, &all).leased, kBlocks);
+    pool->CheckInvariants();
+  };
+  for (size_t i = 0; i < 3; ++i) Release(i);
+  const std::string image = table_.Image();
+  record(2).key[3] ^= 1;
+  expect(BlockLoss::kChecksum);
+  table_.CopyFrom(image);
+  BlockKey foreign = record(2).block_key();
+  foreign.group = 5;
+  record(2).set_key(foreign);
+  MakeWhole(2);
+  expect(BlockLoss::kLayout);
+  table_.CopyFrom(image);
+  record(2).key = record(1).key;
+  MakeWhole(2);
+  expect(BlockLoss::kDuplicate);
+  table_.CopyFrom(image);
+  expect(BlockLoss::kNoSlab, /*blocks=*/2);
+  // A lease of a session whose page of holds is not there.
+  std::vector<BlockRef> leased;
+  ASSERT_EQ(pool_->Lease(session_, 1002, 1, 1, &leased).leased, 1u);
+  pool_->Commit();
+  const std::string with_lease = table_.Image();
+  PoolTable view = table_.view();
+  std::fill(view.pages, view.pages + view.page_count, HoldPage());
+  expect(BlockLoss::kUnsealed);
+  table_.CopyFrom(with_lease);
+  // Its seal was heard of by nobody.
+  const BlockKey key = Key("torn");
+  const SealEntry entry = {leased[0], {&key, 1}};
+  SealVerdict outcome;
+  pool_->Seal(session_, 1003, nullptr, {&entry, 1}, {&outcome, 1});
+  ASSERT_EQ(outcome.verdict, Verdict::kDone);
+  expect(BlockLoss::kTorn);
 }
 
 TEST_F(DamagedTableTest, AHeirCanBeKilledAnyTime) {
