@@ -184,6 +184,10 @@ std::string RenderRecovery(const v1::GetRecoveryResponse& recovery) {
       absl::StrAppend(&details, "Space ", space.space(),
                       ": blocks dropped: ", ByReason(space.dropped_blocks()), "\n");
     }
+    if (space.unverified_blocks() > 0) {
+      absl::StrAppend(&details, "Space ", space.space(), ": ", HumanCount(space.unverified_blocks(), "block"),
+                      " without a sum of the content\n");
+    }
     if (!space.lost_sessions().empty()) {
       absl::StrAppend(&details, "Space ", space.space(), ": sessions lost: ", ByReason(space.lost_sessions()),
                       "\n");

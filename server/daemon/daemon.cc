@@ -53,6 +53,15 @@ absl::Status CheckTier(const DaemonOptions& options, const std::vector<std::uniq
   return absl::OkStatus();
 }
 
+absl::Status CheckVerify(const DaemonOptions& options, const std::vector<std::unique_ptr<Device>>& devices) {
+  for (const auto& device : devices) {
+    if (!options.verify || device->uuid_bytes().empty()) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--verify=seal: device ", device->id(), " is a GPU; only what lies in host memory is summed so far"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckOptions(const DaemonOptions& options, const std::vector<std::unique_ptr<Device>>& devices) {
   if (devices.empty()) return absl::InvalidArgumentError("no devices; at least one is needed");
   if (options.access == nullptr)
@@ -84,6 +93,7 @@ absl::Status CheckOptions(const DaemonOptions& options, const std::vector<std::u
   RETURN_IF_ERROR(CheckRange("score_threads", options.score_threads, 1, kMostScoreThreads));
   RETURN_IF_ERROR(CheckRange("score_queue", options.score_queue, 1, kMostScoreQueue));
   RETURN_IF_ERROR(CheckTier(options, devices));
+  RETURN_IF_ERROR(CheckVerify(options, devices));
   return MakeReplacementPolicy(options.policy, {.max_blocks = 1, .weights = options.policy_weights}).status();
 }
 
@@ -114,6 +124,12 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
     daemon->stand_ins_ = std::thread([of = daemon.get()] { of->ReplaceStandIns(); });
   } else if (keeper != nullptr) {
     daemon->ReplaceStandIns();
+  }
+  if (options.housekeeping_thread && options.verify) {
+    daemon->verifier_ = std::make_unique<Housekeeper>([of = daemon.get(), last = clock->NowMs()]() mutable {
+      const uint64_t now = of->clock_->NowMs();
+      of->VerifyOnce(now - std::exchange(last, now));
+    });
   }
   if (options.housekeeping_thread) {
     daemon->housekeeper_ = std::make_unique<Housekeeper>([of = daemon.get()] { of->HousekeepOnce(); });

@@ -4,6 +4,7 @@
 //   attach socket   OnAttached, OnSlabAck, OnSlabLeft, OnHangup, OnProcessDead   the attach server's
 //   gRPC            OpenSession, AddMember, Apply, operator verbs                any
 //   housekeeper     growth, background reclaim, expiry                           one of its own
+//   verifier        sums of what was sealed                                      one of its own
 //   DeviceRunner    OnOperationDone                                              the runner's, one a device
 //
 // The class is implemented in these files:
@@ -20,6 +21,7 @@
 //   daemon_policy.cc     GetPolicies, SetPolicy
 //   daemon_operator.cc   all other operator verbs
 //   daemon_snapshot.cc   Snapshot, for metrics
+//   daemon_verify.cc     sums of what was sealed
 //
 // Locks: the registry's mutex (sessions, spaces, tokens), then one mutex a space (its pool, its sessions'
 // fences, parked verbs and remembered answers). Neither is held across a device call, a send, or a listener.
@@ -183,6 +185,8 @@ class Daemon final : private SpaceOwner {
   // One round of growth, background reclaim, expiry and closing of idle spaces. Ends the process if a
   // GPU is lost.
   void HousekeepOnce();
+  // Sums what was sealed, and compares as much of a sample as comes to so long a time. REQUIRES: no housekeeping_thread.
+  void VerifyOnce(uint64_t elapsed_ms);
   // Runs the next part of an operation that waits for this device; false: none does. REQUIRES: no device_threads.
   bool RunDevicePart(size_t device);
   // One round of what moves blocks between pools and the tier. False: there is nothing to do now. REQUIRES: no
@@ -285,6 +289,8 @@ class Daemon final : private SpaceOwner {
   void TidyUp(Space* space);
   // Evicts at most `count` of the victims, the last first, or, if that is null, of what the policy chooses; answers how many.
   uint64_t EvictFrom(Space* space, const std::vector<BlockRef>* victims, uint64_t count);
+  // These leave, and what is behind them, as far as they are cached.
+  void EvictBehind(Space* space, const std::vector<BlockRef>& roots);
   std::string NewSpacesPolicy() ABSL_LOCKS_EXCLUDED(new_spaces_mu_);
   // The policy has the weights that the operator gave, if they are its own.
   absl::StatusOr<std::unique_ptr<ReplacementPolicy>> MakePolicy(const std::string& name,
@@ -331,7 +337,10 @@ class Daemon final : private SpaceOwner {
   std::string new_spaces_policy_ ABSL_GUARDED_BY(new_spaces_mu_);
   std::unique_ptr<TierMover> tier_mover_;  // Null: there is no tier.
   std::atomic<bool> stopping_{false};
-  std::thread stand_ins_;                     // Runs ReplaceStandIns after a recovery.
+  std::thread stand_ins_;  // Runs ReplaceStandIns after a recovery.
+  // Only the verifier's rounds use these: what of a sample's bytes is left over, and which space is first.
+  uint64_t sample_bytes_ = 0, sample_rounds_ = 0;
+  std::unique_ptr<Housekeeper> verifier_;     // It runs VerifyOnce.
   std::unique_ptr<Housekeeper> housekeeper_;  // It is the last member: its thread uses all the others.
 };
 

@@ -59,12 +59,14 @@ std::vector<Judged> SnapshotBlocks(Space* space, uint64_t session, uint64_t now)
   return blocks;
 }
 
-// The root and all blocks behind it.
-std::vector<BlockRef> Behind(const std::vector<Judged>& blocks, BlockRef root) {
+// Those of the roots that are resident still, and all blocks behind them.
+std::vector<BlockRef> Behind(const std::vector<Judged>& blocks, const std::vector<BlockRef>& roots) {
   enum : uint8_t { kUnknown, kBehind, kElsewhere };
   std::vector<uint8_t> place(blocks.size(), kUnknown);
   place[0] = kElsewhere;
-  if (Index(root.id) < blocks.size()) place[Index(root.id)] = kBehind;
+  for (const BlockRef root : roots) {
+    if (Index(root.id) < blocks.size() && blocks[Index(root.id)].ref == root) place[Index(root.id)] = kBehind;
+  }
   std::vector<uint32_t> path;
   std::vector<BlockRef> behind;
   for (uint32_t id = 1; id < blocks.size(); ++id) {
@@ -86,6 +88,13 @@ std::vector<BlockRef> Behind(const std::vector<Judged>& blocks, BlockRef root) {
   return behind;
 }
 
+// Each behind the one in front of it.
+std::vector<BlockRef> InOrder(const std::vector<Judged>& blocks, const std::vector<BlockRef>& refs) {
+  std::vector<ChainedBlock> chained;
+  for (const BlockRef ref : refs) chained.push_back({ref, blocks[Index(ref.id)].parent});
+  return RootsFirst(chained);
+}
+
 // Resident blocks that the request names by key, session or both, each behind the one in front of it. None: no block of the
 // space has the key.
 std::optional<std::vector<BlockRef>> Choose(Space* space, const v1::EvictRequest& request, uint64_t now) {
@@ -101,18 +110,22 @@ std::optional<std::vector<BlockRef>> Choose(Space* space, const v1::EvictRequest
     for (const Judged& judged : blocks) {
       if (judged.resident) victims.push_back(judged.ref);
     }
-  } else if (Index(root.id) < blocks.size() && blocks[Index(root.id)].ref == root) {
-    victims = Behind(blocks, root);
+  } else {
+    victims = Behind(blocks, {root});
   }
-  std::vector<ChainedBlock> chained;
-  for (const BlockRef ref : victims) {
-    const Judged& judged = blocks[Index(ref.id)];
-    if (request.session() == 0 || judged.sealed_by_session) chained.push_back({ref, judged.parent});
+  if (request.session() != 0) {
+    std::erase_if(victims, [&](BlockRef ref) { return !blocks[Index(ref.id)].sealed_by_session; });
   }
-  return RootsFirst(chained);
+  return InOrder(blocks, victims);
 }
 
 }  // namespace
+
+void Daemon::EvictBehind(Space* space, const std::vector<BlockRef>& roots) {
+  const std::vector<Judged> blocks = SnapshotBlocks(space, 0, clock_->NowMs());
+  const std::vector<BlockRef> victims = InOrder(blocks, Behind(blocks, roots));
+  EvictFrom(space, &victims, victims.size());
+}
 
 absl::Status Daemon::Evict(const v1::EvictRequest& request, v1::EvictResponse* response) {
   RETURN_IF_ERROR(ValidateEvict(request));

@@ -63,6 +63,7 @@ std::vector<TableVersion> Daemon::KeptTables() const {
 void Daemon::EndThreads() {
   stopping_.store(true, std::memory_order_relaxed);
   if (stand_ins_.joinable()) stand_ins_.join();
+  verifier_.reset();
   // It takes turns at spaces, and whoever has a turn may wake the housekeeper or start a device operation.
   if (tier_mover_ != nullptr) tier_mover_->Stop();
   StopDeviceOperations();

@@ -205,6 +205,7 @@ absl::Status Daemon::GetRecovery(const v1::GetRecoveryRequest& request, v1::GetR
       lost->set_detail(session.why.text);
     }
     info->set_seconds(found.seconds);
+    info->set_unverified_blocks(found.blocks.unsummed);
   }
   for (const LostSpace& space : start.lost) {
     v1::LostSpace* const lost = response->add_lost_spaces();

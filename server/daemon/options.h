@@ -58,6 +58,10 @@ struct DaemonOptions {
   TierWrite tier_write = TierWrite::kEvict;
   uint64_t tier_buffer_bytes = 128 << 20;  // Copies on their way down; and again as much on their way up.
 
+  // ---- Integrity
+  bool verify = false;                      // Blocks get a sum of their content when they are sealed.
+  uint64_t verify_sample_bytes = 16 << 20;  // So much is compared with it in a second.
+
   // ---- The event log
   std::string event_log;                 // File that records what engines ask for; empty: none.
   uint64_t event_log_bytes = 256 << 20;  // Most that the file and the part before it take together.

@@ -260,6 +260,40 @@ void AddRecovery(const DaemonSnapshot& daemon, Families* out) {
   }
 }
 
+static_assert(sizeof(CheckCounters) == sizeof(CheckCounters::checked) + sizeof(CheckCounters::failed) +
+                                           sizeof(CheckCounters::unsummed),
+              "a counter of CheckCounters has no family in AddChecks");
+
+// What --verify=seal has found.
+void AddChecks(const DaemonSnapshot& daemon, Families* out) {
+  out->Counter("kvpool_verify_blocks_total",
+               "Blocks whose content was summed when they were sealed (seal), or compared with that sum.");
+  for (const SpaceSnapshot& space : daemon.spaces) {
+    for (size_t when = 0; when < kCheckedWhenNames.size(); ++when) {
+      out->Add({{"space", Id(space)}, {"when", kCheckedWhenNames[when]}},
+               static_cast<double>(space.checks.checked[when]));
+    }
+  }
+  out->Counter("kvpool_verify_failed_blocks_total",
+               "Blocks that held something else than what was sealed; they leave, with what is behind them.");
+  for (const SpaceSnapshot& space : daemon.spaces) {
+    for (size_t when = 1; when < kCheckedWhenNames.size(); ++when) {
+      out->Add({{"space", Id(space)}, {"when", kCheckedWhenNames[when]}},
+               static_cast<double>(space.checks.failed[when]));
+    }
+  }
+  out->Counter("kvpool_verify_unverified_blocks_total",
+               "Blocks that are answered without a sum: too many waited for theirs, or the daemon ended "
+               "before it was taken.");
+  EachSpace(daemon, out, [](const SpaceSnapshot& space) {
+    return space.checks.unsummed + space.recovered.blocks.unsummed;
+  });
+  out->Gauge(
+      "kvpool_verify_doubted_blocks",
+      "Blocks that are not answered: they are to be compared after a restart, or were found to be another.");
+  EachSpace(daemon, out, &SpaceSnapshot::doubted);
+}
+
 // Sessions come and go without end. So many, those with the most blocks, have a series of their own.
 constexpr size_t kSessionsShown = 16;
 
@@ -620,6 +654,7 @@ std::vector<MetricFamily> CollectMetrics(const MetricSources& sources) {
   const DaemonSnapshot daemon = sources.daemon();
   AddMemory(daemon, &out);
   AddRecovery(daemon, &out);
+  AddChecks(daemon, &out);
   AddSessions(daemon, &out);
   AddVerbs(daemon, &out);
   AddReclaim(daemon, &out);

@@ -123,8 +123,8 @@ class BlockPool {
   bool can_move() const;
   // `from`, a cached block behind `keep`, moves to `to`, which `own` has leased and to which its bytes were copied: it is found
   // there from now on, and is cached; `from` is free. To the policy it is a new block that was used now. False, and nothing has
-  // changed: `from` is in use or has left, is in its last generation, or has children of which not all are noted or more than
-  // `most_children`.
+  // changed: `from` is in use or has left, is condemned or in its last generation, or has children of which not all are noted or
+  // more than `most_children`.
   bool Move(Holder own, TimeMs now, BlockRef from, BlockRef to, uint32_t most_children);
 
   // RESOURCE_EXHAUSTED when the guarantee is more than is unpromised and `coming` together (with the
@@ -242,6 +242,22 @@ class BlockPool {
   bool decides_outside() const;
   // It, if it does, or null.
   AsyncPolicy* async_policy();
+
+  // ---- Sums of content
+  // Of a block's content as it was sealed. It outlives the pool in a table that has room for it. Ignored if the ref is not
+  // resident any more.
+  void KeepSum(BlockRef ref, uint32_t sum);
+  // Null: there is none, or the ref is not resident.
+  std::optional<uint32_t> SumOf(BlockRef ref) const;
+  // A doubted block is found by no match, and a seal under its key leaves the duplicate. Recover doubts those that it finds with
+  // a sum (PoolOptions::keeps_sums): they are to be compared, and believed. One that is condemned has no sum any more, and
+  // stays doubted until it leaves.
+  bool IsDoubted(BlockRef ref) const;
+  void Believe(BlockRef ref);
+  void Condemn(BlockRef ref);
+  uint32_t doubted() const;
+  // Looks at `look` blocks behind block `*at`, round and round, and moves that on; appends those that have a sum, `most` at most.
+  void NextWithSum(uint32_t* at, uint32_t look, size_t most, std::vector<BlockRef>* out) const;
 
   // ---- Views
   // Blocks without the null block: the sum of the states.

@@ -31,6 +31,12 @@ VirtualArray<BlockRecord> RecordsOf(const std::optional<PoolTable>& table, uint3
   return VirtualArray<BlockRecord>(max_blocks);
 }
 
+VirtualArray<uint64_t> SumsOf(const std::optional<PoolTable>& table, const PoolOptions& options) {
+  if (table.has_value() && options.table_has_sums)
+    return VirtualArray<uint64_t>(table->sums, options.max_blocks);
+  return VirtualArray<uint64_t>(options.keeps_sums ? options.max_blocks : 0);
+}
+
 }  // namespace
 
 PoolRep::PoolRep(const PoolOptions& pool_options, std::unique_ptr<ReplacementPolicy> replacement)
@@ -45,7 +51,8 @@ PoolRep::PoolRep(const PoolOptions& pool_options, std::unique_ptr<ReplacementPol
       policy(std::move(replacement)),
       free(pool_options.max_blocks),
       hold_pages(table.has_value() ? table->pages : nullptr, table.has_value() ? table->page_count : 0,
-                 table.has_value() ? &table->begun.hold_pages : nullptr, &undo) {
+                 table.has_value() ? &table->begun.hold_pages : nullptr, &undo),
+      sums(SumsOf(table, pool_options)) {
   next_new = std::max(next_new, 1u);
   KVPOOL_CHECK(options.max_blocks >= 1, "a pool of no blocks");
   KVPOOL_CHECK(!options.windows.empty() && options.windows.size() <= kMaxGroups, "%zu groups, not 1 to %u",
@@ -221,6 +228,7 @@ uint32_t PoolRep::NextVictim() {
 void PoolRep::Free(uint32_t b) {
   BlockRecord& r = records[b];
   r.refs = 0;
+  Believe(b);
   if (r.last_generation()) {
     SetState(b, BlockState::kQuarantined);
     r.flags = BlockRecord::kRetired;

@@ -271,6 +271,15 @@ class PoolRep final {
   Retained RetainedKey(uint32_t b) const { return {priority(b), records[b].accessed_ms, b}; }
   absl::btree_set<Retained> retained;
 
+  // ---- Sums of content (content_sums.cc)
+  VirtualArray<uint64_t> sums;  // The same as in PoolTable; none where none are kept.
+  uint32_t doubted = 0;         // Blocks with kDoubted.
+  bool has_sum(uint32_t b) const {
+    return b < sums.size() && static_cast<uint32_t>(sums[b] >> 32) == records[b].generation;
+  }
+  void Doubt(uint32_t b);
+  void Believe(uint32_t b);
+
   // ---- The verb that runs
   static constexpr uint32_t kMostSteps = 8192;
   TimeMs now_ms = 0;

@@ -97,6 +97,9 @@ struct PoolOptions {
   // zero, or as a pool of the same options left it (BlockPool::Recover). Null: the pool has its own.
   void* table = nullptr;
   uint32_t table_sessions = 0;  // So many sessions at once have room in the table for their holds.
+  bool table_has_sums = false;  // It has room for sums of content (PoolTable::Bytes).
+  // Sums of content are kept, and what Recover finds with a sum is doubted.
+  bool keeps_sums = false;
 };
 
 // A priority that blocks have in place of the default one, for a time.
@@ -170,6 +173,7 @@ struct RecoveredPool {
   uint64_t half_turn = 0;
   std::array<uint32_t, kBlockLosses> lost{};  // Indexed by BlockLoss.
   uint32_t cut_links = 0;                     // Links to parents that are not there.
+  uint32_t unsummed = 0;  // Blocks without a sum, which are believed; counted with keeps_sums.
   // Sealed blocks whose records are damaged.
   uint32_t damaged() const {
     return lost_as(BlockLoss::kChecksum) + lost_as(BlockLoss::kLayout) + lost_as(BlockLoss::kDuplicate);

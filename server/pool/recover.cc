@@ -321,6 +321,8 @@ void PoolRep::RecoverStates(RecoveredPool* found, VirtualArray<Remains>* remains
     r.refs = of[b].refs;
     r.children = of[b].children;
     if (of[b].whole) {
+      if (options.keeps_sums && has_sum(b)) Doubt(b);
+      if (options.keeps_sums && !has_sum(b)) ++found->unsummed;
       enter(b, r.refs > 0 ? BlockState::kSealed : BlockState::kCached);
       if (r.refs == 0 && r.last_generation()) ++last_generation_cached;
       if (r.refs == 0 && r.children == 0) Offer(b);

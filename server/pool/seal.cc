@@ -47,8 +47,9 @@ SealVerdict PoolRep::SealOne(Holder session, const SealEntry& entry, uint64_t ha
   if (Holder{r.owner} != session) return {.verdict = Verdict::kNotHeld};
   const BlockKey& key = entry.keys.back();
   if (const uint32_t canonical = index.Find(hash, key); canonical != 0) {
-    if (!entry.leave_duplicate) return HoldCanonical(session, canonical, mapped_end);
-    TouchOne(canonical);
+    const bool doubted = records[canonical].has(BlockRecord::kDoubted);
+    if (!entry.leave_duplicate && !doubted) return HoldCanonical(session, canonical, mapped_end);
+    if (!doubted) TouchOne(canonical);
     ++counters.deduplicated;
     return {.verdict = Verdict::kDuplicate};
   }

@@ -119,6 +119,7 @@ RecoveredPool Space::Recover(Inheritance inheritance, std::vector<std::shared_pt
   }
   state.sessions.AddMappingProcesses(inheritance.members.size(), CountKeeping(inheritance.members));
   state.old_sessions.Adopt(ended, std::move(inheritance.members));
+  LookWhetherItDoubts();
   Recovered& recovered = state.sessions.recovered();
   for (LostSession& lost : inheritance.lost) {
     LogInfo("session not resumed", {{"session", lost.id}, {"reason", lost.why.text}});

@@ -300,6 +300,7 @@ void BlockVerbs::Seal(Session* session, const v1::Seal& seal, const Part& part, 
       RefuseUnmapped(session, index, entries_[i], result->mutable_refused());
     } else if (outcome.verdict == Verdict::kDone) {
       state_.sessions.SetSealer(outcome.canonical.id, *session);
+      state_.checks.Sealed(outcome.canonical);
       if (state_.below.wants_sealed()) state_.below.Sealed(outcome.canonical, entries_[i].keys.back());
     } else if (outcome.verdict != Verdict::kDuplicate) {
       const BlockRef ref = BlockRef::Unpack(seal.blocks(static_cast<int>(index)));
@@ -325,6 +326,8 @@ bool BlockVerbs::Match(Turn& turn, Session* session, const v1::Match& match, v1:
   if (RefuseWarmingUp(*session, "match", result)) return true;
   v1::MatchResult* answer = result->mutable_match();
   for (const v1::GroupKeys& group : match.groups()) answer->add_groups()->set_group(group.group());
+  const bool doubts = session->ready && state_.checks.compares();
+  if (doubts && !state_.checks.BeforeMatch(turn, *session, match)) return false;
   if (!session->ready) {
     answer->set_miss(v1::MISS_REASON_GROWING);
     return true;

@@ -206,6 +206,8 @@ def say_what_was_done(numbers, daemon, instance, did, own, evicted):
     say("How the daemon started", 0, {**instance, "start": "no_keeper"}, 1)
     say("How the daemon started", 1, instance, 0)
     say("Time of a start", 0, instance, 0)
+    for i in range(4):
+        say("Blocks verified", i, instance, 0)  # Without --verify nothing is.
     say("Log lines dropped", 0, instance, 0)  # The log is a file.
     say("Log lines dropped", 1, instance, 0)
     say("Servers of the tier", 0, instance, 0)  # The tier is a folder.

@@ -866,6 +866,67 @@ TEST_F(DamagedTableTest, WhatIsLostSaysWhy) {
   expect(BlockLoss::kTorn);
 }
 
+TEST_F(DamagedTableTest, WhatHasASumIsDoubtedUntilItIsBelieved) {
+  for (size_t i = 0; i < 3; ++i) Release(i);
+  uint32_t unsummed = 0;
+  const auto recover = [&](const std::string& image, Table* table) {
+    table->CopyFrom(image);
+    PoolOptions options = OptionsIn(table->data());
+    options.keeps_sums = options.table_has_sums = true;
+    auto pool = std::make_unique<BlockPool>(options, *MakeReplacementPolicy("lru", kBlocks + 1));
+    unsummed = pool->Recover(kRecovered, kBlocks).unsummed;
+    pool->CheckInvariants();
+    return pool;
+  };
+  const std::unique_ptr<BlockPool> heir = recover(table_.Image(), &copy_);
+  EXPECT_EQ(unsummed, 3u);
+  EXPECT_EQ(heir->doubted(), 0u);
+  heir->KeepSum(blocks_[0], 100);
+  heir->KeepSum(blocks_[2], 102);
+  BlockRef stale = blocks_[1];
+  ++stale.generation;
+  heir->KeepSum(stale, 101);
+  const std::unique_ptr<BlockPool> pool = recover(copy_.Image(), &third_);
+  EXPECT_EQ(unsummed, 1u);
+  EXPECT_EQ(pool->doubted(), 2u);
+  const Holder session = *pool->AddSession({}, 0, 999999);
+  const std::vector<BlockKey> keys = Keys({"a", "b", "c"});
+  const auto found = [&] {
+    const GroupQuery query{.group = 0, .keys = keys};
+    MatchOutcome outcome;
+    pool->Match(session, kRecovered, {&query, 1}, &outcome);
+    std::vector<Verdict> verdicts(outcome.blocks[0].size());
+    pool->Release(session, kRecovered, outcome.blocks[0], absl::MakeSpan(verdicts));
+    return outcome.blocks[0].size();
+  };
+  EXPECT_EQ(found(), 0u);
+  EXPECT_EQ(pool->SumOf(blocks_[0]), 100u);
+  pool->Believe(blocks_[0]);
+  EXPECT_EQ(found(), 2u) << "the second has no sum";
+  // A seal under its key is its own.
+  std::vector<BlockRef> to;
+  ASSERT_EQ(pool->Lease(session, kRecovered, 1, 1, &to).leased, 1u);
+  const SealEntry entry = {to[0], {&keys[2], 1}};
+  SealVerdict outcome;
+  pool->Seal(session, kRecovered, nullptr, {&entry, 1}, {&outcome, 1});
+  EXPECT_EQ(outcome.verdict, Verdict::kDuplicate);
+  EXPECT_EQ(outcome.canonical, kNullRef);
+  // It moves with its sum, and is doubted there.
+  pool->Vacate(2);
+  ASSERT_TRUE(pool->Move(session, kRecovered, blocks_[2], to[0], 1));
+  pool->CheckInvariants();
+  EXPECT_EQ(pool->SumOf(to[0]), 102u);
+  EXPECT_TRUE(pool->IsDoubted(to[0]));
+  EXPECT_EQ(found(), 2u);
+  // One that is condemned stays doubted, without a sum, until it leaves.
+  pool->Condemn(to[0]);
+  EXPECT_EQ(pool->SumOf(to[0]), std::nullopt);
+  EXPECT_EQ(found(), 2u);
+  EXPECT_EQ(pool->Reclaim(kRecovered, {&to[0], 1}, EvictReason::kOperator, nullptr), 1u);
+  EXPECT_EQ(pool->doubted(), 0u);
+  pool->CheckInvariants();
+}
+
 TEST_F(DamagedTableTest, AHeirCanBeKilledAnyTime) {
   Release(2);
   Table first, second;

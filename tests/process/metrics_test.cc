@@ -129,6 +129,23 @@ TEST(MetricsTest, WhatAStartFoundHasItsReasons) {
   EXPECT_EQ(all(Family(daemon, "kvpool_recovery_lost_sessions")), 1);
 }
 
+TEST(MetricsTest, WhatIsVerifiedIsCountedByWhen) {
+  DaemonSnapshot daemon;
+  SpaceSnapshot& space = daemon.spaces.emplace_back();
+  space.space = 7;
+  space.checks = {.checked = {5, 6, 7}, .failed = {0, 1, 2}, .unsummed = 3};
+  space.recovered.blocks.unsummed = 4;
+  space.doubted = 8;
+  const auto when = [](const char* name) { return Labels{{"space", "7"}, {"when", name}}; };
+  EXPECT_THAT(Family(daemon, "kvpool_verify_blocks_total"),
+              ElementsAre(Pair(when("restart"), 6), Pair(when("sample"), 7), Pair(when("seal"), 5)));
+  EXPECT_THAT(Family(daemon, "kvpool_verify_failed_blocks_total"),
+              ElementsAre(Pair(when("restart"), 1), Pair(when("sample"), 2)));
+  EXPECT_THAT(Family(daemon, "kvpool_verify_unverified_blocks_total"),
+              ElementsAre(Pair(Labels{{"space", "7"}}, 7)));
+  EXPECT_THAT(Family(daemon, "kvpool_verify_doubted_blocks"), ElementsAre(Pair(Labels{{"space", "7"}}, 8)));
+}
+
 TEST(MetricsTest, ABuildWithoutCudaSaysSo) {
   EXPECT_THAT(Family({}, "kvpool_build_info"),
               ElementsAre(Pair(Labels{{"version", "1"}, {"cuda", "built without"}}, 1)));

@@ -128,7 +128,7 @@ class OtherTable {
     Set(readers_at(), oldest_reader);
     // FNV-1a of the header, its checksum being 0, and three times that of what is behind it.
     std::memset(data_ + kChecksumAt, 0, sizeof(uint64_t));
-    const size_t end = readers_at() + (version >= 6 ? sizeof(uint32_t) : 0);
+    const size_t end = readers_at() + sizeof(uint32_t);
     const uint64_t sum = Fnv(0, kHeaderBytes) ^ Fnv(kHeaderBytes, end) * 3;
     std::memcpy(data_ + kChecksumAt, &sum, sizeof(sum));
   }
@@ -204,7 +204,7 @@ class OtherVersionTest : public RecoveryTest {
 
 TEST_F(OtherVersionTest, TheOneBeforeIsReadAndStaysReadableForIt) {
   LeaveState();
-  VisitTable([](OtherTable table) { table.Become(kSpaceTableVersion - 1, 0); });
+  VisitTable([](OtherTable table) { table.Become(kSpaceTableVersion - 1, kSpaceTableVersion - 1); });
   for (int round = 0; round < 2; ++round) {
     ASSERT_TRUE(Start().ok());
     ExpectAllThere();

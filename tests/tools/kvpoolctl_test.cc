@@ -469,6 +469,7 @@ TEST(KvpoolctlRender, WhatWasLostHasItsReason) {
   space->set_tenant("red@1000");
   space->set_cached_blocks(123);
   space->set_held_blocks(45);
+  space->set_unverified_blocks(8);
   (*space->mutable_dropped_blocks())["checksum"] = 6;
   (*space->mutable_dropped_blocks())["torn"] = 1;
   (*space->mutable_lost_sessions())["away"] = 1;
@@ -489,7 +490,7 @@ TEST(KvpoolctlRender, WhatWasLostHasItsReason) {
   for (const char* shown :
        {"Start: warm; what was kept was read in 0.031 s\n", "red@1000", "123", "45",
         "Space 3: blocks dropped: 6 checksum, 1 torn\n", "Space 3: sessions lost: 1 away\n",
-        "  session 9 (vllm?): away: member 0 hung up\n",
+        "Space 3: 8 blocks without a sum of the content\n", "  session 9 (vllm?): away: member 0 hung up\n",
         "Space 2 (blue) lost, with 77 sealed blocks and 1 session: settings: it had other slabs\n",
         "Space of an unreadable table lost, with 0 sealed blocks and 0 sessions: damaged: "}) {
     EXPECT_THAT(text, HasSubstr(shown));
