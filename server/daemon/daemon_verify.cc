@@ -44,6 +44,11 @@ void Daemon::VerifyOnce(uint64_t elapsed_ms) {
     int parts = 0;
     while (!stopping_ && parts++ < kMostParts && CheckPart(space.get(), CheckedWhen::kSeal, sealed) > 0) {
     }
+    // As long as something is doubted, matches read what blocks hold.
+    const auto doubted = [](ContentChecks* checks, ContentChecks::Part* part) { checks->ChooseDoubted(part); };
+    parts = 0;
+    while (!stopping_ && parts++ < kMostParts && CheckPart(space.get(), CheckedWhen::kRestart, doubted) > 0) {
+    }
     most = std::max<uint64_t>(most, space->facts.layout.block_bytes() * space->facts.devices.size());
   }
   // What is left over is a second's, or a block's that is larger.

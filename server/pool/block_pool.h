@@ -250,14 +250,16 @@ class BlockPool {
   // Null: there is none, or the ref is not resident.
   std::optional<uint32_t> SumOf(BlockRef ref) const;
   // A doubted block is found by no match, and a seal under its key leaves the duplicate. Recover doubts those that it finds with
-  // a sum (PoolOptions::keeps_sums): they are to be compared, and believed. One that is condemned has no sum any more, and
-  // stays doubted until it leaves.
+  // a sum (PoolOptions::keeps_sums): they are to be compared, and believed. One that is condemned has no sum for
+  // anybody here, and stays doubted until it leaves; its sum stays in the table, so that the next process doubts it, too.
   bool IsDoubted(BlockRef ref) const;
   void Believe(BlockRef ref);
   void Condemn(BlockRef ref);
-  uint32_t doubted() const;
+  uint32_t doubted() const;    // With those that are condemned.
+  uint32_t condemned() const;
   // Looks at `look` blocks behind block `*at`, round and round, and moves that on; appends those that have a sum, `most` at most.
-  void NextWithSum(uint32_t* at, uint32_t look, size_t most, std::vector<BlockRef>* out) const;
+  enum class WithSum : uint8_t { kAll, kDoubted };
+  void NextWithSum(WithSum which, uint32_t* at, uint32_t look, size_t most, std::vector<BlockRef>* out) const;
 
   // ---- Views
   // Blocks without the null block: the sum of the states.

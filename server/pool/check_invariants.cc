@@ -189,6 +189,8 @@ void PoolRep::CheckRefs() const {
                    "block %u has a pinned child", b);
     }
   }
+  for (const uint32_t b : condemned)
+    KVPOOL_CHECK(records[b].has(BlockRecord::kDoubted), "block %u is condemned and not doubted", b);
   KVPOOL_CHECK(with_doubt == doubted, "%u blocks are doubted, %u counted", with_doubt, doubted);
 }
 

@@ -15,6 +15,7 @@ void PoolRep::Believe(uint32_t b) {
   if (!records[b].has(BlockRecord::kDoubted)) return;
   --doubted;
   records[b].flags &= static_cast<uint8_t>(~BlockRecord::kDoubted);
+  condemned.erase(b);
 }
 
 void BlockPool::KeepSum(BlockRef ref, uint32_t sum) {
@@ -24,7 +25,8 @@ void BlockPool::KeepSum(BlockRef ref, uint32_t sum) {
 }
 
 std::optional<uint32_t> BlockPool::SumOf(BlockRef ref) const {
-  if (!IsResident(ref) || !rep_->has_sum(Index(ref.id))) return std::nullopt;
+  if (!IsResident(ref) || !rep_->has_sum(Index(ref.id)) || rep_->condemned.contains(Index(ref.id)))
+    return std::nullopt;
   return static_cast<uint32_t>(rep_->sums[Index(ref.id)]);
 }
 
@@ -33,22 +35,27 @@ bool BlockPool::IsDoubted(BlockRef ref) const {
 }
 
 void BlockPool::Believe(BlockRef ref) {
-  if (IsResident(ref)) rep_->Believe(Index(ref.id));
+  if (IsResident(ref) && !rep_->condemned.contains(Index(ref.id))) rep_->Believe(Index(ref.id));
 }
 
 void BlockPool::Condemn(BlockRef ref) {
   if (!IsResident(ref)) return;
-  if (rep_->has_sum(Index(ref.id))) rep_->sums[Index(ref.id)] = 0;
+  // The sum stays in the table: whoever takes over doubts the block by it.
   rep_->Doubt(Index(ref.id));
+  rep_->condemned.insert(Index(ref.id));
 }
 
 uint32_t BlockPool::doubted() const { return rep_->doubted; }
 
-void BlockPool::NextWithSum(uint32_t* at, uint32_t look, size_t most, std::vector<BlockRef>* out) const {
+uint32_t BlockPool::condemned() const { return static_cast<uint32_t>(rep_->condemned.size()); }
+
+void BlockPool::NextWithSum(WithSum which, uint32_t* at, uint32_t look, size_t most,
+                            std::vector<BlockRef>* out) const {
   const Rep& r = *rep_;
   for (uint32_t i = 0; i < std::min(look, r.capacity) && most > 0; ++i) {
     *at = *at >= r.capacity ? 1 : *at + 1;
-    if (!r.records[*at].resident() || !r.has_sum(*at)) continue;
+    if (!r.records[*at].resident() || !r.has_sum(*at) || r.condemned.contains(*at)) continue;
+    if (which == WithSum::kDoubted && !r.records[*at].has(BlockRecord::kDoubted)) continue;
     out->push_back(r.RefOf(*at));
     --most;
   }

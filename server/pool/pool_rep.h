@@ -13,6 +13,7 @@
 #include "absl/container/btree_map.h"
 #include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "server/base/virtual_array.h"
 #include "server/pool/block_record.h"
 #include "server/pool/free_set.h"
@@ -274,6 +275,8 @@ class PoolRep final {
   // ---- Sums of content (content_sums.cc)
   VirtualArray<uint64_t> sums;  // The same as in PoolTable; none where none are kept.
   uint32_t doubted = 0;         // Blocks with kDoubted.
+  // Those of them that were found to be another. Only this process knows: the next compares them anew.
+  absl::flat_hash_set<uint32_t> condemned;
   bool has_sum(uint32_t b) const {
     return b < sums.size() && static_cast<uint32_t>(sums[b] >> 32) == records[b].generation;
   }

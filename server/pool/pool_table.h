@@ -5,7 +5,7 @@
 //   record: key, parent, checksum   Seal                                    the state that makes them count
 //   holds                           every verb that takes or gives them     the answer
 //   protections                     Pin, SetRetention, their ends           the answer
-//   sums of content                 KeepSum, Condemn                        nothing that is answered
+//   sums of content                 KeepSum                                 nothing that is answered
 //
 // Nothing else of a record counts after a crash, but for kProtected: refs, children, lists and the index are computed again. A
 // process may be killed between any two stores, and what it leaves is right, for a block's fate depends on two things only:

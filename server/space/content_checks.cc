@@ -15,6 +15,7 @@ namespace {
 
 // A match checks for so long; what it has not come to by then it does not answer.
 constexpr auto kMostOfMatch = std::chrono::seconds(1);
+constexpr auto kBetweenLogs = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -49,7 +50,15 @@ void ContentChecks::ChooseSample(uint64_t bytes, Part* part) {
   std::vector<BlockRef> refs;
   const uint64_t most =
       std::min<uint64_t>({bytes / block_bytes(), kPartBytes / block_bytes() + 1, kPartBlocks});
-  pool_.NextWithSum(&sampled_, kPartBlocks, static_cast<size_t>(most), &refs);
+  pool_.NextWithSum(BlockPool::WithSum::kAll, &sampled_, kPartBlocks, static_cast<size_t>(most), &refs);
+  for (const BlockRef ref : refs) Place(ref, part);
+}
+
+void ContentChecks::ChooseDoubted(Part* part) {
+  if (growth_.closed() || !compares()) return;
+  std::vector<BlockRef> refs;
+  const auto most = static_cast<size_t>(std::min<uint64_t>(kPartBytes / block_bytes() + 1, kPartBlocks));
+  pool_.NextWithSum(BlockPool::WithSum::kDoubted, &undoubted_, kMostWaiting, most, &refs);
   for (const BlockRef ref : refs) Place(ref, part);
 }
 
@@ -63,23 +72,32 @@ void ContentChecks::Sum(Part* part) const {
 void ContentChecks::Settle(CheckedWhen when, absl::Span<const Block> part) {
   for (const Block& block : part) {
     if (!pool_.IsResident(block.ref)) continue;
+    // Another check was faster.
+    if (when == CheckedWhen::kRestart && !pool_.IsDoubted(block.ref)) continue;
+    if (block.sum.has_value() && pool_.SumOf(block.ref) != block.sum) continue;
     ++counters.checked[static_cast<size_t>(when)];
     if (!block.sum.has_value()) {
       pool_.KeepSum(block.ref, block.found);
     } else if (block.found == *block.sum) {
-      // Another check may have condemned it meanwhile.
-      if (pool_.SumOf(block.ref) == block.sum) pool_.Believe(block.ref);
-    } else if (pool_.SumOf(block.ref).has_value()) {
+      pool_.Believe(block.ref);
+    } else {
       pool_.Condemn(block.ref);
       ++counters.failed[static_cast<size_t>(when)];
       condemned_.push_back(block.ref);
+      const auto now = std::chrono::steady_clock::now();
+      if (now < logs_at_) {
+        ++unlogged_;
+        continue;
+      }
+      logs_at_ = now + kBetweenLogs;
       const BlockKey key = pool_.View(block.ref.id, 0)->key;
       const absl::string_view bytes(reinterpret_cast<const char*>(key.bytes.data()), key.bytes.size());
       LogError("block is not what was sealed", {{"space", facts_.id},
                                                 {"block", Index(block.ref.id)},
                                                 {"key", absl::BytesToHexString(bytes)},
                                                 {"group", static_cast<int>(key.group)},
-                                                {"when", kCheckedWhenNames[static_cast<size_t>(when)]}});
+                                                {"when", kCheckedWhenNames[static_cast<size_t>(when)]},
+                                                {"more", std::exchange(unlogged_, 0)}});
     }
   }
 }

@@ -2,7 +2,8 @@
 //
 //   when      which                                      by
 //   seal      it was sealed, and gets its sum            the verifier's round (daemon/daemon_verify.cc)
-//   restart   it was recovered, and is doubted           the first match that asks for it, before it is answered
+//   restart   it was recovered, and is doubted           the first match that asks for it, before it is answered, or the
+//                                                        verifier's round, as fast as it can
 //   sample    some bytes a second of all that have one   the verifier's round
 //
 // A sealed block is not written before it is leased again. So a sum is taken and compared without the space's mutex, and counts if
@@ -15,6 +16,7 @@
 #define KVPOOL_SERVER_SPACE_CONTENT_CHECKS_H_
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -72,11 +74,13 @@ class ContentChecks {
   void ChooseSealed(Part* part);
   // At most `bytes` of those that have a sum. Some blocks are looked at, one after the other from call to call.
   void ChooseSample(uint64_t bytes, Part* part);
+  // A part of those that are to be compared before they are answered, the same way.
+  void ChooseDoubted(Part* part);
   void Sum(Part* part) const;
   void Settle(CheckedWhen when, absl::Span<const Block> part);
 
   // Some blocks are to be compared before they are answered; those that were condemned are never.
-  bool compares() const { return pool_.doubted() > condemned_.size(); }
+  bool compares() const { return pool_.doubted() > pool_.condemned(); }
   uint64_t block_bytes() const { return facts_.layout.block_bytes() * facts_.devices.size(); }
   // Some of those that nobody holds any more, to be evicted with what is behind them.
   std::vector<BlockRef> NextCondemned();
@@ -94,7 +98,11 @@ class ContentChecks {
   const Growth& growth_;
   bool on_ = false;
   std::deque<BlockRef> waiting_;
-  uint32_t sampled_ = 0;            // The last block that was looked at for a sample.
+  // The last block that was looked at for a sample, and by ChooseDoubted.
+  uint32_t sampled_ = 0, undoubted_ = 0;
+  // Log lines: what a peer does to many of its blocks says one a second, with how many others there were.
+  std::chrono::steady_clock::time_point logs_at_;
+  uint64_t unlogged_ = 0;
   std::deque<BlockRef> condemned_;  // They are there still.
 };
 

@@ -196,6 +196,8 @@ TEST_F(VerifyTest, WhatIsWrongAndHeldLeavesOnceItIsGivenBack) {
   EXPECT_EQ(Failed(CheckedWhen::kSample), 1u);
   EXPECT_EQ(Found(), 0) << "nobody else gets it";
   EXPECT_EQ(Blocks().sealed(), 6u);
+  ComeBackToTheNext();
+  EXPECT_EQ(Found(), 0) << "nor from the next daemon";
   engine_->Release({held.groups(0).blocks().begin(), held.groups(0).blocks().end()});
   daemon_->VerifyOnce(0);
   EXPECT_EQ(Blocks().sealed() + Blocks().cached(), 0u);
