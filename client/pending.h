@@ -33,8 +33,7 @@ struct SealOutcome {
   // Parallel to the blocks. For each block one of:
   //   its own ref   it is sealed
   //   another ref   its key existed, and `duplicates` holds that block; the caller's own stays leased and private
-  //   null          it was refused; or it is a duplicate and leave_duplicates was set, or the block that has its key is to be
-  //                 compared first with what was sealed (kvpoold --verify)
+  //   null          it was refused, or it is a duplicate and leave_duplicates was set
   std::vector<BlockRef> canonical;
   Blocks duplicates;
   std::vector<v1::Refusal> refused;

@@ -188,6 +188,10 @@ std::string RenderRecovery(const v1::GetRecoveryResponse& recovery) {
       absl::StrAppend(&details, "Space ", space.space(), ": ", HumanCount(space.unverified_blocks(), "block"),
                       " without a sum of the content\n");
     }
+    if (space.forgets_sums()) {
+      absl::StrAppend(&details, "Space ", space.space(),
+                      ": an older daemon made it: at the next start its blocks are believed without a sum\n");
+    }
     if (!space.lost_sessions().empty()) {
       absl::StrAppend(&details, "Space ", space.space(), ": sessions lost: ", ByReason(space.lost_sessions()),
                       "\n");

@@ -288,9 +288,7 @@ class Daemon final : private SpaceOwner {
   // Carries out, slice by slice, what ended sessions left to do and what is over by now.
   void TidyUp(Space* space);
   // Evicts at most `count` of the victims, the last first, or, if that is null, of what the policy chooses; answers how many.
-  uint64_t EvictFrom(Space* space, const std::vector<BlockRef>* victims, uint64_t count);
-  // These leave, and what is behind them, as far as they are cached.
-  void EvictBehind(Space* space, const std::vector<BlockRef>& roots);
+  uint64_t EvictFrom(Space* space, EvictReason reason, const std::vector<BlockRef>* victims, uint64_t count);
   std::string NewSpacesPolicy() ABSL_LOCKS_EXCLUDED(new_spaces_mu_);
   // The policy has the weights that the operator gave, if they are its own.
   absl::StatusOr<std::unique_ptr<ReplacementPolicy>> MakePolicy(const std::string& name,

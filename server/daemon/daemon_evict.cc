@@ -59,14 +59,12 @@ std::vector<Judged> SnapshotBlocks(Space* space, uint64_t session, uint64_t now)
   return blocks;
 }
 
-// Those of the roots that are resident still, and all blocks behind them.
-std::vector<BlockRef> Behind(const std::vector<Judged>& blocks, const std::vector<BlockRef>& roots) {
+// The root and all blocks behind it.
+std::vector<BlockRef> Behind(const std::vector<Judged>& blocks, BlockRef root) {
   enum : uint8_t { kUnknown, kBehind, kElsewhere };
   std::vector<uint8_t> place(blocks.size(), kUnknown);
   place[0] = kElsewhere;
-  for (const BlockRef root : roots) {
-    if (Index(root.id) < blocks.size() && blocks[Index(root.id)].ref == root) place[Index(root.id)] = kBehind;
-  }
+  if (Index(root.id) < blocks.size()) place[Index(root.id)] = kBehind;
   std::vector<uint32_t> path;
   std::vector<BlockRef> behind;
   for (uint32_t id = 1; id < blocks.size(); ++id) {
@@ -88,13 +86,6 @@ std::vector<BlockRef> Behind(const std::vector<Judged>& blocks, const std::vecto
   return behind;
 }
 
-// Each behind the one in front of it.
-std::vector<BlockRef> InOrder(const std::vector<Judged>& blocks, const std::vector<BlockRef>& refs) {
-  std::vector<ChainedBlock> chained;
-  for (const BlockRef ref : refs) chained.push_back({ref, blocks[Index(ref.id)].parent});
-  return RootsFirst(chained);
-}
-
 // Resident blocks that the request names by key, session or both, each behind the one in front of it. None: no block of the
 // space has the key.
 std::optional<std::vector<BlockRef>> Choose(Space* space, const v1::EvictRequest& request, uint64_t now) {
@@ -110,22 +101,18 @@ std::optional<std::vector<BlockRef>> Choose(Space* space, const v1::EvictRequest
     for (const Judged& judged : blocks) {
       if (judged.resident) victims.push_back(judged.ref);
     }
-  } else {
-    victims = Behind(blocks, {root});
+  } else if (Index(root.id) < blocks.size() && blocks[Index(root.id)].ref == root) {
+    victims = Behind(blocks, root);
   }
-  if (request.session() != 0) {
-    std::erase_if(victims, [&](BlockRef ref) { return !blocks[Index(ref.id)].sealed_by_session; });
+  std::vector<ChainedBlock> chained;
+  for (const BlockRef ref : victims) {
+    const Judged& judged = blocks[Index(ref.id)];
+    if (request.session() == 0 || judged.sealed_by_session) chained.push_back({ref, judged.parent});
   }
-  return InOrder(blocks, victims);
+  return RootsFirst(chained);
 }
 
 }  // namespace
-
-void Daemon::EvictBehind(Space* space, const std::vector<BlockRef>& roots) {
-  const std::vector<Judged> blocks = SnapshotBlocks(space, 0, clock_->NowMs());
-  const std::vector<BlockRef> victims = InOrder(blocks, Behind(blocks, roots));
-  EvictFrom(space, &victims, victims.size());
-}
 
 absl::Status Daemon::Evict(const v1::EvictRequest& request, v1::EvictResponse* response) {
   RETURN_IF_ERROR(ValidateEvict(request));
@@ -162,7 +149,8 @@ absl::Status Daemon::Evict(const v1::EvictRequest& request, v1::EvictResponse* r
       victims = *std::move(named);
       key_found = true;
     }
-    const uint64_t evicted = EvictFrom(space.get(), chosen ? &victims : nullptr, left);
+    const uint64_t evicted =
+        EvictFrom(space.get(), EvictReason::kOperator, chosen ? &victims : nullptr, left);
     left -= evicted;
     response->set_evicted(response->evicted() + evicted);
     if (left == 0) break;
@@ -180,7 +168,8 @@ absl::Status Daemon::Evict(const v1::EvictRequest& request, v1::EvictResponse* r
                                           request.group(), " is resident in no space asked"));
 }
 
-uint64_t Daemon::EvictFrom(Space* space, const std::vector<BlockRef>* victims, uint64_t count) {
+uint64_t Daemon::EvictFrom(Space* space, EvictReason reason, const std::vector<BlockRef>* victims,
+                           uint64_t count) {
   Settlement settlement(*space);
   std::vector<Eviction> evictions;
   uint64_t evicted = 0;
@@ -192,14 +181,14 @@ uint64_t Daemon::EvictFrom(Space* space, const std::vector<BlockRef>* victims, u
     SpaceState& state = space->state;
     evictions.clear();
     if (victims == nullptr) {
-      const uint32_t left = state.pool.Reclaim(turn.now, slice, EvictReason::kOperator, &evictions);
+      const uint32_t left = state.pool.Reclaim(turn.now, slice, reason, &evictions);
       if (left == 0) break;
       evicted += left;
     } else {
       // The leaves are last. What stays for a child that is held would stay in another pass, too.
       const size_t begin = end - std::min<size_t>(end, slice);
       const auto judged = absl::MakeConstSpan(*victims).subspan(begin, end - begin);
-      evicted += state.pool.Reclaim(turn.now, judged, EvictReason::kOperator, &evictions);
+      evicted += state.pool.Reclaim(turn.now, judged, reason, &evictions);
       end = begin;
     }
     state.Observe(evictions);

@@ -206,6 +206,7 @@ absl::Status Daemon::GetRecovery(const v1::GetRecoveryRequest& request, v1::GetR
     }
     info->set_seconds(found.seconds);
     info->set_unverified_blocks(found.blocks.unsummed);
+    info->set_forgets_sums(found.blocks.forgets_sums);
   }
   for (const LostSpace& space : start.lost) {
     v1::LostSpace* const lost = response->add_lost_spaces();

@@ -208,6 +208,10 @@ absl::Status Daemon::RecoverSpace(std::unique_ptr<SpaceTable>* kept_table, Remai
                               {"dropped", found.damaged()},
                               {"cut_links", found.cut_links},
                               {"recovery_ms", took.count()}});
+  if (found.forgets_sums) {
+    LogWarning("sums of content end with this daemon",
+               {{"space", (*space)->facts.id}, {"why", "a daemon that knew none made the space"}});
+  }
   return absl::OkStatus();
 }
 

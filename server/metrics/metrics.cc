@@ -21,7 +21,7 @@ using prometheus::MetricType;
 // Label values, indexed by BlockState, EvictReason and v1::Shortfall.
 constexpr const char* kStates[kBlockStates] = {"free",   "leased",      "sealed",
                                                "cached", "quarantined", "withheld"};
-constexpr const char* kReasons[kEvictReasons] = {"background", "direct", "operator"};
+constexpr const char* kReasons[kEvictReasons] = {"background", "direct", "operator", "damaged"};
 constexpr const char* kShortfalls[] = {"none", "pressure", "growing", "credit", "cap", "reclaiming"};
 
 // The families of one scrape, in the order they are added.
@@ -288,9 +288,8 @@ void AddChecks(const DaemonSnapshot& daemon, Families* out) {
   EachSpace(daemon, out, [](const SpaceSnapshot& space) {
     return space.checks.unsummed + space.recovered.blocks.unsummed;
   });
-  out->Gauge(
-      "kvpool_verify_doubted_blocks",
-      "Blocks that are not answered: they are to be compared after a restart, or were found to be another.");
+  out->Gauge("kvpool_verify_doubted_blocks",
+             "Blocks that are not answered yet: what they hold is to be compared after a restart.");
   EachSpace(daemon, out, &SpaceSnapshot::doubted);
 }
 

@@ -169,7 +169,7 @@ class BlockPool {
   //
   // The parent of a block is the one that the chain's key of the entry in front names by then. There is no
   // link to a parent that is not resident, is of another group, or is cached and promised to sessions. A
-  // canonical block from `mapped_end` on is not held: kUnmapped.
+  // canonical block from `mapped_end` on is not held: kUnmapped. Nor is one that is doubted: kDoubted.
   void Seal(Holder session, TimeMs now, const BlockKey* parent, absl::Span<const SealEntry> entries,
             absl::Span<SealVerdict> outcomes, uint32_t mapped_end = UINT32_MAX);
 
@@ -249,14 +249,18 @@ class BlockPool {
   void KeepSum(BlockRef ref, uint32_t sum);
   // Null: there is none, or the ref is not resident.
   std::optional<uint32_t> SumOf(BlockRef ref) const;
-  // A doubted block is found by no match, and a seal under its key leaves the duplicate. Recover doubts those that it finds with
-  // a sum (PoolOptions::keeps_sums): they are to be compared, and believed. One that is condemned has no sum for
-  // anybody here, and stays doubted until it leaves; its sum stays in the table, so that the next process doubts it, too.
+  // A doubted block has a sum, is found by no match, and a seal under its key is refused (kDoubted). Recover doubts those that it
+  // finds with a sum (PoolOptions::keeps_sums): they are to be compared, and believed or condemned.
   bool IsDoubted(BlockRef ref) const;
   void Believe(BlockRef ref);
+  uint32_t doubted() const;
+  // Its content is not what was sealed: no key names it any more, so that another block can be sealed under its own, and it has
+  // no sum for anybody here. It is as any other for those who hold it or have blocks behind it. Only this process knows: the
+  // next finds the sum in the table, and doubts it.
   void Condemn(BlockRef ref);
-  uint32_t doubted() const;    // With those that are condemned.
-  uint32_t condemned() const;
+  bool IsCondemned(BlockRef ref) const;
+  // Looks at `look` condemned blocks behind block `*at`, round and round, and moves that on; appends those that may leave.
+  void NextCondemned(uint32_t* at, uint32_t look, std::vector<BlockRef>* out) const;
   // Looks at `look` blocks behind block `*at`, round and round, and moves that on; appends those that have a sum, `most` at most.
   enum class WithSum : uint8_t { kAll, kDoubted };
   void NextWithSum(WithSum which, uint32_t* at, uint32_t look, size_t most, std::vector<BlockRef>* out) const;

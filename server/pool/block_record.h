@@ -50,8 +50,7 @@ struct alignas(64) BlockRecord {
   static constexpr uint8_t kOffered = 32;
   // It is cached, and its last holder said that it is never used again.
   static constexpr uint8_t kNeverReused = 64;
-  // It is resident, and no match or seal finds it: its content is to be compared first with what it was when it was sealed, or
-  // was, and is another.
+  // It is resident, and its content is to be compared with what was sealed before it is answered.
   static constexpr uint8_t kDoubted = 128;
 
   BlockState state() const { return static_cast<BlockState>(meta >> 4 & 7); }

@@ -229,6 +229,7 @@ void PoolRep::Free(uint32_t b) {
   BlockRecord& r = records[b];
   r.refs = 0;
   Believe(b);
+  if (!condemned.empty()) condemned.erase(b);
   if (r.last_generation()) {
     SetState(b, BlockState::kQuarantined);
     r.flags = BlockRecord::kRetired;
@@ -258,6 +259,15 @@ void PoolRep::PrefetchEviction(uint32_t b) const {
   records.Prefetch(r.parent);
 }
 
+void PoolRep::TakeKeys(uint32_t b) {
+  const auto now32 = static_cast<uint32_t>(now_ms);
+  const uint64_t hash = HashKey(records[b].block_key());
+  scratch_aliases.clear();
+  index.Remove(hash, b, &scratch_aliases);
+  ghosts.Remember(hash, now32);
+  for (const BlockKey& alias : scratch_aliases) ghosts.Remember(HashKey(alias), now32);
+}
+
 void PoolRep::Evict(uint32_t b, EvictReason reason, std::vector<Eviction>* log) {
   BlockRecord& r = records[b];
   KVPOOL_CHECK(r.has(BlockRecord::kOffered), "block %u is to leave in state %d with %u children", b,
@@ -265,15 +275,12 @@ void PoolRep::Evict(uint32_t b, EvictReason reason, std::vector<Eviction>* log) 
   // Chains leave from the tail: the parent is likely next.
   if (r.parent != 0) PrefetchEviction(r.parent);
   const auto now32 = static_cast<uint32_t>(now_ms);
-  const BlockKey key = r.block_key();
-  const uint64_t hash = HashKey(key);
-  scratch_aliases.clear();
-  index.Remove(hash, b, &scratch_aliases);
-  ghosts.Remember(hash, now32);
-  for (const BlockKey& alias : scratch_aliases) ghosts.Remember(HashKey(alias), now32);
+  if (!is_condemned(b)) TakeKeys(b);
 
-  const Eviction eviction = {
-      .block = BlockId{b}, .key = key, .lifetime_ms = now32 - r.sealed_ms, .idle_ms = now32 - r.accessed_ms};
+  const Eviction eviction = {.block = BlockId{b},
+                             .key = r.block_key(),
+                             .lifetime_ms = now32 - r.sealed_ms,
+                             .idle_ms = now32 - r.accessed_ms};
   if (log != nullptr) log->push_back(eviction);
   if (reason == EvictReason::kDirect && direct_evictions.size() < kMaxDirectEvictions) {
     direct_evictions.push_back(eviction);

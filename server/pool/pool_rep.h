@@ -13,7 +13,6 @@
 #include "absl/container/btree_map.h"
 #include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "server/base/virtual_array.h"
 #include "server/pool/block_record.h"
 #include "server/pool/free_set.h"
@@ -197,6 +196,7 @@ class PoolRep final {
   // Blocks that the turn that was torn had sealed, others that it had changed among them. REQUIRES: it is not undone yet.
   std::vector<uint32_t> SealedInTornTurn() const;
   uint32_t RecoverHolds(RecoveredPool* found);
+  void IndexRecovered(uint64_t hash, uint32_t b, RecoveredPool* found);
   void RecoverIndex(RecoveredPool* found, VirtualArray<Remains>* remains);
   void RecoverChains(RecoveredPool* found, VirtualArray<Remains>* remains);
   void RecoverStates(RecoveredPool* found, VirtualArray<Remains>* remains);
@@ -275,13 +275,16 @@ class PoolRep final {
   // ---- Sums of content (content_sums.cc)
   VirtualArray<uint64_t> sums;  // The same as in PoolTable; none where none are kept.
   uint32_t doubted = 0;         // Blocks with kDoubted.
-  // Those of them that were found to be another. Only this process knows: the next compares them anew.
-  absl::flat_hash_set<uint32_t> condemned;
+  // Resident blocks that are not in the index: their content is not what was sealed.
+  absl::btree_set<uint32_t> condemned;
+  bool is_condemned(uint32_t b) const { return !condemned.empty() && condemned.contains(b); }
   bool has_sum(uint32_t b) const {
     return b < sums.size() && static_cast<uint32_t>(sums[b] >> 32) == records[b].generation;
   }
   void Doubt(uint32_t b);
   void Believe(uint32_t b);
+  // Takes the block out of the index, and remembers its keys as evicted. REQUIRES: it is resident and not condemned.
+  void TakeKeys(uint32_t b);
 
   // ---- The verb that runs
   static constexpr uint32_t kMostSteps = 8192;

@@ -22,6 +22,7 @@ bool KeysFit(absl::Span<const BlockKey> keys, size_t groups) {
 // Holds the block `b` that the entry's key names already.
 SealVerdict PoolRep::HoldCanonical(Holder session, uint32_t b, uint32_t mapped_end) {
   if (b >= mapped_end) return {.verdict = Verdict::kUnmapped};
+  if (records[b].has(BlockRecord::kDoubted)) return {.verdict = Verdict::kDoubted};
   Session& s = sessions[static_cast<size_t>(session)];
   const uint32_t holds = s.holds.count(b);
   if (holds == kMaxHolds) return {.verdict = Verdict::kTooManyHolds};
@@ -47,9 +48,8 @@ SealVerdict PoolRep::SealOne(Holder session, const SealEntry& entry, uint64_t ha
   if (Holder{r.owner} != session) return {.verdict = Verdict::kNotHeld};
   const BlockKey& key = entry.keys.back();
   if (const uint32_t canonical = index.Find(hash, key); canonical != 0) {
-    const bool doubted = records[canonical].has(BlockRecord::kDoubted);
-    if (!entry.leave_duplicate && !doubted) return HoldCanonical(session, canonical, mapped_end);
-    if (!doubted) TouchOne(canonical);
+    if (!entry.leave_duplicate) return HoldCanonical(session, canonical, mapped_end);
+    TouchOne(canonical);
     ++counters.deduplicated;
     return {.verdict = Verdict::kDuplicate};
   }

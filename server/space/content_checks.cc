@@ -5,22 +5,19 @@
 #include <string_view>
 #include <utility>
 
-#include "absl/strings/escaping.h"
-#include "absl/strings/string_view.h"
-#include "server/base/log.h"
 #include "server/tiers/crc32c.h"
 
 namespace kvpool {
 namespace {
 
-// A match checks for so long; what it has not come to by then it does not answer.
-constexpr auto kMostOfMatch = std::chrono::seconds(1);
-constexpr auto kBetweenLogs = std::chrono::seconds(1);
+// The matches of a batch compare for so long together; what they have not come to by then they do not answer.
+constexpr auto kMostOfBatch = std::chrono::seconds(1);
+constexpr auto kTellPause = std::chrono::seconds(1);
 
 }  // namespace
 
 void ContentChecks::Sealed(BlockRef ref) {
-  if (!on_) return;
+  if (!on_ || pool_.SumOf(ref).has_value()) return;
   if (waiting_.size() == kMostWaiting) {
     ++counters.unsummed;
     return;
@@ -58,7 +55,7 @@ void ContentChecks::ChooseDoubted(Part* part) {
   if (growth_.closed() || !compares()) return;
   std::vector<BlockRef> refs;
   const auto most = static_cast<size_t>(std::min<uint64_t>(kPartBytes / block_bytes() + 1, kPartBlocks));
-  pool_.NextWithSum(BlockPool::WithSum::kDoubted, &undoubted_, kMostWaiting, most, &refs);
+  pool_.NextWithSum(BlockPool::WithSum::kDoubted, &undoubted_, kPartBlocks, most, &refs);
   for (const BlockRef ref : refs) Place(ref, part);
 }
 
@@ -83,50 +80,44 @@ void ContentChecks::Settle(CheckedWhen when, absl::Span<const Block> part) {
     } else {
       pool_.Condemn(block.ref);
       ++counters.failed[static_cast<size_t>(when)];
-      condemned_.push_back(block.ref);
-      const auto now = std::chrono::steady_clock::now();
-      if (now < logs_at_) {
-        ++unlogged_;
-        continue;
+      if (wrong_.has_value()) {
+        ++wrong_->more;
+      } else {
+        wrong_ = {.ref = block.ref, .key = pool_.View(block.ref.id, 0)->key, .when = when};
       }
-      logs_at_ = now + kBetweenLogs;
-      const BlockKey key = pool_.View(block.ref.id, 0)->key;
-      const absl::string_view bytes(reinterpret_cast<const char*>(key.bytes.data()), key.bytes.size());
-      LogError("block is not what was sealed", {{"space", facts_.id},
-                                                {"block", Index(block.ref.id)},
-                                                {"key", absl::BytesToHexString(bytes)},
-                                                {"group", static_cast<int>(key.group)},
-                                                {"when", kCheckedWhenNames[static_cast<size_t>(when)]},
-                                                {"more", std::exchange(unlogged_, 0)}});
     }
   }
 }
 
 std::vector<BlockRef> ContentChecks::NextCondemned() {
-  std::vector<BlockRef> unheld;
-  for (size_t looks = std::min(condemned_.size(), kPartBlocks); looks > 0; --looks) {
-    const BlockRef ref = condemned_.front();
-    condemned_.pop_front();
-    if (!pool_.IsResident(ref)) continue;
-    condemned_.push_back(ref);
-    if (pool_.View(ref.id, 0)->state == BlockState::kCached) unheld.push_back(ref);
-  }
-  return unheld;
+  std::vector<BlockRef> may_leave;
+  pool_.NextCondemned(&condemned_, kPartBlocks, &may_leave);
+  return may_leave;
 }
 
-bool ContentChecks::BeforeMatch(Turn& turn, const Session& session, const v1::Match& match) {
-  const auto until = std::chrono::steady_clock::now() + kMostOfMatch;
+std::optional<ContentChecks::Wrong> ContentChecks::TakeWrong() {
+  const auto now = std::chrono::steady_clock::now();
+  if (!wrong_.has_value() || now < tells_at_) return std::nullopt;
+  tells_at_ = now + kTellPause;
+  return std::exchange(wrong_, std::nullopt);
+}
+
+bool ContentChecks::BeforeMatch(Turn& turn, Session* session, const v1::Match& match) {
+  const auto now = std::chrono::steady_clock::now();
+  const auto until = session->compares_until.value_or(now + kMostOfBatch);
+  session->compares_until = until;
+  if (now >= until) return true;
   Part part;
   size_t looked = 0;
   // False: the session has ended, or the time is over.
   const auto check = [&] {
     if (!part.empty()) turn.Outside([&] { Sum(&part); });
-    if (session.ended) return false;
+    if (session->ended) return false;
     Settle(CheckedWhen::kRestart, part);
     part.clear();
     turn.Worked(Turn::kNames);
     turn.Breathe();
-    return !session.ended && std::chrono::steady_clock::now() < until;
+    return !session->ended && std::chrono::steady_clock::now() < until;
   };
   for (const v1::GroupKeys& group : match.groups()) {
     const std::string_view keys = group.keys();
@@ -135,13 +126,13 @@ bool ContentChecks::BeforeMatch(Turn& turn, const Session& session, const v1::Ma
       // Without a window nothing is of use that is behind a gap.
       if (ref == kNullRef && facts_.layout.groups(static_cast<int>(group.group())).window_tokens() == 0)
         break;
-      if (ref != kNullRef && pool_.IsDoubted(ref) && pool_.SumOf(ref).has_value()) Place(ref, &part);
+      if (ref != kNullRef && pool_.IsDoubted(ref)) Place(ref, &part);
       if (!Full(part) && ++looked % Turn::kNames != 0) continue;
-      if (!check()) return !session.ended;
+      if (!check()) return !session->ended;
     }
   }
   if (!part.empty()) check();
-  return !session.ended;
+  return !session->ended;
 }
 
 }  // namespace kvpool

@@ -3,13 +3,13 @@
 //   when      which                                      by
 //   seal      it was sealed, and gets its sum            the verifier's round (daemon/daemon_verify.cc)
 //   restart   it was recovered, and is doubted           the first match that asks for it, before it is answered, or the
-//                                                        verifier's round, as fast as it can
+//                                                        verifier's rounds, as fast as one thread reads
 //   sample    some bytes a second of all that have one   the verifier's round
 //
 // A sealed block is not written before it is leased again. So a sum is taken and compared without the space's mutex, and counts if
 // the block is in the same generation afterwards. A block that dies with the daemon before it has its sum has none, and is
-// believed. One that is found to be another is condemned: it is answered to nobody, and leaves with what is behind it when nobody
-// holds it.
+// believed. One that is found to be another is condemned: it is answered to nobody, and is free when nobody holds it and nothing is
+// behind it.
 //
 // Not thread-safe: the space's mutex is around all but Sum.
 #ifndef KVPOOL_SERVER_SPACE_CONTENT_CHECKS_H_
@@ -57,10 +57,11 @@ class ContentChecks {
       : facts_(*facts), pool_(*pool), growth_(*growth) {}
   void TurnOn() { on_ = true; }
 
+  // It was sealed, or has moved before it had its sum.
   void Sealed(BlockRef ref);
   // Compares what the match would find and is doubted, with the mutex free. What takes too long stays doubted. False: the session
   // has ended meanwhile.
-  bool BeforeMatch(Turn& turn, const Session& session, const v1::Match& match);
+  bool BeforeMatch(Turn& turn, Session* session, const v1::Match& match);
 
   // ---- A part that is checked: it is chosen, summed without the mutex, and settled
   struct Block {
@@ -79,11 +80,20 @@ class ContentChecks {
   void Sum(Part* part) const;
   void Settle(CheckedWhen when, absl::Span<const Block> part);
 
-  // Some blocks are to be compared before they are answered; those that were condemned are never.
-  bool compares() const { return pool_.doubted() > pool_.condemned(); }
+  // Some blocks are to be compared before they are answered.
+  bool compares() const { return pool_.doubted() > 0; }
   uint64_t block_bytes() const { return facts_.layout.block_bytes() * facts_.devices.size(); }
-  // Some of those that nobody holds any more, to be evicted with what is behind them.
+  // Some of those that were condemned and may leave.
   std::vector<BlockRef> NextCondemned();
+
+  // ---- What is said of those that were condemned: one in some time, as a peer may cause many
+  struct Wrong {
+    BlockRef ref;
+    BlockKey key;
+    CheckedWhen when;
+    uint64_t more = 0;  // So many others since the last one that was told of.
+  };
+  std::optional<Wrong> TakeWrong();
 
   CheckCounters counters;
 
@@ -98,12 +108,10 @@ class ContentChecks {
   const Growth& growth_;
   bool on_ = false;
   std::deque<BlockRef> waiting_;
-  // The last block that was looked at for a sample, and by ChooseDoubted.
-  uint32_t sampled_ = 0, undoubted_ = 0;
-  // Log lines: what a peer does to many of its blocks says one a second, with how many others there were.
-  std::chrono::steady_clock::time_point logs_at_;
-  uint64_t unlogged_ = 0;
-  std::deque<BlockRef> condemned_;  // They are there still.
+  // The last block that was looked at for a sample, by ChooseDoubted, and by NextCondemned.
+  uint32_t sampled_ = 0, undoubted_ = 0, condemned_ = 0;
+  std::optional<Wrong> wrong_;
+  std::chrono::steady_clock::time_point tells_at_;  // Not before.
 };
 
 }  // namespace kvpool

@@ -202,6 +202,21 @@ class OtherVersionTest : public RecoveryTest {
   Sleeper process_;
 };
 
+TEST_F(OtherVersionTest, OneWithoutRoomForSumsSaysThatTheyAreForgotten) {
+  options_.verify = true;
+  LeaveState();
+  ASSERT_TRUE(Start().ok());
+  EXPECT_FALSE(RecoveredSpace().forgets_sums());
+  daemon_->VerifyOnce(0);
+  End();
+  VisitTable([](OtherTable table) { table.Become(kSpaceTableVersion - 1, kSpaceTableVersion - 1); });
+  testing::internal::CaptureStderr();
+  ASSERT_TRUE(Start().ok());
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("sums of content end with this daemon"));
+  EXPECT_TRUE(RecoveredSpace().forgets_sums());
+  EXPECT_EQ(RecoveredSpace().unverified_blocks(), 6u);
+}
+
 TEST_F(OtherVersionTest, TheOneBeforeIsReadAndStaysReadableForIt) {
   LeaveState();
   VisitTable([](OtherTable table) { table.Become(kSpaceTableVersion - 1, kSpaceTableVersion - 1); });

@@ -96,18 +96,63 @@ TEST_F(VerifyTest, WhatBecameAnotherWhileTheDaemonWasAwayIsNotAnswered) {
   EXPECT_EQ(Found(), 3);
   EXPECT_EQ(Checked(CheckedWhen::kRestart), 6u);
   EXPECT_EQ(Failed(CheckedWhen::kRestart), 1u);
-  EXPECT_EQ(Space().doubted, 1u);
-  // It leaves, and what hangs below it.
-  daemon_->VerifyOnce(0);
-  EXPECT_EQ(Blocks().cached(), 3u);
   EXPECT_EQ(Space().doubted, 0u);
+  daemon_->VerifyOnce(0);
   EXPECT_EQ(Found(), 3);
   EXPECT_EQ(Checked(CheckedWhen::kRestart), 6u) << "each once";
-  // It is sealed anew.
-  const std::vector<uint64_t> again = engine_->Lease(3);
-  engine_->Seal(again, {keys_.begin() + 3, keys_.end()}, keys_[2]);
+  // It is sealed anew, and what is behind it is found again.
+  EXPECT_EQ(Blocks().cached(), 6u);
+  const std::vector<uint64_t> again = engine_->Lease(1);
+  const v1::SealResult sealed = engine_->Seal(again, {keys_[3]}, keys_[2]);
+  EXPECT_EQ(sealed.canonical(0), again[0]);
   engine_->Release(again);
   EXPECT_EQ(Found(), 6);
+  // It stays as long as something is behind it.
+  daemon_->VerifyOnce(0);
+  EXPECT_EQ(Blocks().cached(), 7u);
+}
+
+TEST_F(VerifyTest, WhatIsWrongAndHasNothingBehindItIsFree) {
+  Seal6();
+  daemon_->VerifyOnce(0);
+  End();
+  Flip(Memory(), blocks_[5]);
+  ComeBackToTheNext();
+  daemon_->VerifyOnce(0);
+  EXPECT_EQ(Failed(CheckedWhen::kRestart), 1u);
+  EXPECT_EQ(Blocks().cached(), 5u);
+  EXPECT_EQ(Space().pool.evicted[static_cast<size_t>(EvictReason::kDamaged)], 1u);
+  EXPECT_EQ(Found(), 5);
+}
+
+TEST_F(VerifyTest, WhatIsDoubtedIsComparedWhileNobodyAsks) {
+  Seal6();
+  daemon_->VerifyOnce(0);
+  ComeBackToTheNext();
+  EXPECT_EQ(Space().doubted, 6u);
+  daemon_->VerifyOnce(0);
+  EXPECT_EQ(Space().doubted, 0u);
+  EXPECT_EQ(Checked(CheckedWhen::kRestart), 6u);
+  EXPECT_EQ(Found(), 6);
+  EXPECT_EQ(Checked(CheckedWhen::kRestart), 6u);
+}
+
+TEST_F(VerifyTest, OfMuchThatIsWrongOneLineIsLogged) {
+  Seal6();
+  daemon_->VerifyOnce(0);
+  End();
+  const UniqueFd memory = Memory();
+  for (const uint64_t block : blocks_) Flip(memory, block);
+  ComeBackToTheNext();
+  testing::internal::CaptureStderr();
+  daemon_->VerifyOnce(0);
+  daemon_->VerifyOnce(0);
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(Failed(CheckedWhen::kRestart), 6u);
+  const size_t line = log.find("block is not what was sealed");
+  ASSERT_NE(line, std::string::npos) << log;
+  EXPECT_EQ(log.find("block is not what was sealed", line + 1), std::string::npos) << log;
+  EXPECT_THAT(log, HasSubstr("when=restart more=5"));
 }
 
 TEST_F(VerifyTest, WhatBecomesAnotherUnderTheDaemonIsFoundByTheSample) {
@@ -129,7 +174,6 @@ TEST_F(VerifyTest, WhatBecomesAnotherUnderTheDaemonIsFoundByTheSample) {
   EXPECT_EQ(Failed(CheckedWhen::kSample), 1u);
   EXPECT_EQ(Failed(CheckedWhen::kRestart), 0u);
   EXPECT_EQ(Found(), 4);
-  EXPECT_EQ(Blocks().cached(), 4u);
 }
 
 TEST_F(VerifyTest, OfASampleNoMoreIsReadThanItsTimeHas) {
@@ -182,7 +226,7 @@ TEST_F(VerifyTest, SumsOutliveADaemonThatDoesNotVerify) {
   EXPECT_EQ(Found(), 5);
 }
 
-TEST_F(VerifyTest, WhatIsWrongAndHeldLeavesOnceItIsGivenBack) {
+TEST_F(VerifyTest, WhatIsWrongAndHeldIsItsHoldersAlone) {
   Seal6();
   daemon_->VerifyOnce(0);
   End();
@@ -198,18 +242,32 @@ TEST_F(VerifyTest, WhatIsWrongAndHeldLeavesOnceItIsGivenBack) {
   EXPECT_EQ(Blocks().sealed(), 6u);
   ComeBackToTheNext();
   EXPECT_EQ(Found(), 0) << "nor from the next daemon";
-  engine_->Release({held.groups(0).blocks().begin(), held.groups(0).blocks().end()});
+  // Another is sealed under its key, and is the one that is found, by the next daemon as well.
+  const std::vector<uint64_t> again = engine_->Lease(1);
+  const v1::SealResult sealed = engine_->Seal(again, {keys_[0]});
+  EXPECT_EQ(sealed.canonical(0), again[0]);
+  EXPECT_EQ(engine_->Match({keys_[0]}).groups(0).blocks(0), again[0]);
+  clock_.Advance(1);
   daemon_->VerifyOnce(0);
-  EXPECT_EQ(Blocks().sealed() + Blocks().cached(), 0u);
+  ComeBackToTheNext();
+  EXPECT_EQ(engine_->Match({keys_[0]}).groups(0).blocks(0), again[0]);
+  EXPECT_EQ(Found(), 6);
+  EXPECT_EQ(RecoveredSpace().sessions_back(), 1u);
+  EXPECT_EQ(Blocks().sealed(), 7u);
+  engine_->Release({held.groups(0).blocks().begin(), held.groups(0).blocks().end()});
+  EXPECT_EQ(Found(), 6);
 }
 
-TEST_F(VerifyTest, ASealUnderTheKeyOfADoubtedBlockStaysPrivate) {
+TEST_F(VerifyTest, ASealUnderTheKeyOfADoubtedBlockIsRefusedForNow) {
   Seal6();
   daemon_->VerifyOnce(0);
   ComeBackToTheNext();
   const std::vector<uint64_t> mine = engine_->Lease(1);
   const v1::SealResult sealed = engine_->Seal(mine, {keys_[0]});
-  EXPECT_EQ(sealed.refused_size(), 0) << sealed.ShortDebugString();
+  ASSERT_EQ(sealed.refused_size(), 1) << sealed.ShortDebugString();
+  EXPECT_EQ(sealed.refused(0).code(), static_cast<int>(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(sealed.refused(0).message(),
+              HasSubstr("to be compared first with what was sealed: seal again later"));
   EXPECT_EQ(sealed.canonical(0), 0u);
   EXPECT_EQ(Found(), 6) << "it is as it was";
   const v1::SealResult again = engine_->Seal(mine, {keys_[0]});
