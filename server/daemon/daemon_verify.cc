@@ -79,7 +79,7 @@ void Daemon::VerifyOnce(uint64_t elapsed_ms) {
     {
       SpaceLock lock(*space);
       condemned = space->state.checks.NextCondemned();
-      wrong = space->state.checks.TakeWrong();
+      wrong = space->state.checks.TakeWrong(space->NowMs());
       space->LookWhetherItDoubts();
     }
     if (!condemned.empty()) EvictFrom(space.get(), EvictReason::kDamaged, &condemned, condemned.size());

@@ -221,8 +221,8 @@ class BlockPool {
   uint32_t Reclaim(TimeMs now, absl::Span<const BlockRef> victims, EvictReason reason,
                    std::vector<Eviction>* log);
 
-  // Appends some `count` cached blocks that are likely to leave soon, the first first, and the chains in front of them, which
-  // follow; none twice in one call. Where the policy can't name them, all cached blocks have their turn from call to call.
+  // Appends some `count` cached blocks that are likely to leave soon, the first first, each followed by the chain in front of it; none
+  // twice in one call, none that is condemned. Where the policy can't name them, all cached blocks have their turn from call to call.
   struct Departing {
     BlockRef ref;
     BlockKey key;

@@ -12,7 +12,7 @@ namespace {
 
 // The matches of a batch compare for so long together; what they have not come to by then they do not answer.
 constexpr auto kMostOfBatch = std::chrono::seconds(1);
-constexpr auto kTellPause = std::chrono::seconds(1);
+constexpr uint64_t kTellPauseMs = 1000;
 
 }  // namespace
 
@@ -95,10 +95,9 @@ std::vector<BlockRef> ContentChecks::NextCondemned() {
   return may_leave;
 }
 
-std::optional<ContentChecks::Wrong> ContentChecks::TakeWrong() {
-  const auto now = std::chrono::steady_clock::now();
-  if (!wrong_.has_value() || now < tells_at_) return std::nullopt;
-  tells_at_ = now + kTellPause;
+std::optional<ContentChecks::Wrong> ContentChecks::TakeWrong(uint64_t now_ms) {
+  if (!wrong_.has_value() || now_ms < tells_at_ms_) return std::nullopt;
+  tells_at_ms_ = now_ms + kTellPauseMs;
   return std::exchange(wrong_, std::nullopt);
 }
 

@@ -16,7 +16,6 @@
 #define KVPOOL_SERVER_SPACE_CONTENT_CHECKS_H_
 
 #include <array>
-#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -93,7 +92,7 @@ class ContentChecks {
     CheckedWhen when;
     uint64_t more = 0;  // So many others since the last one that was told of.
   };
-  std::optional<Wrong> TakeWrong();
+  std::optional<Wrong> TakeWrong(uint64_t now_ms);
 
   CheckCounters counters;
 
@@ -111,7 +110,7 @@ class ContentChecks {
   // The last block that was looked at for a sample, by ChooseDoubted, and by NextCondemned.
   uint32_t sampled_ = 0, undoubted_ = 0, condemned_ = 0;
   std::optional<Wrong> wrong_;
-  std::chrono::steady_clock::time_point tells_at_;  // Not before.
+  uint64_t tells_at_ms_ = 0;  // Not before.
 };
 
 }  // namespace kvpool
