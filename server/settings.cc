@@ -189,9 +189,9 @@ void AddDaemonFlags(CommandLine* line, Flags* flags) {
              "with --keeper=on: so long after a start engines may come back to the sessions that they had");
   flags->AddText(
       "verify", "off",
-      "seal: what a block holds is summed soon after it was sealed, and compared before the first match after "
-      "a restart or a tier has it, and a sample all the time; no key finds a block that is another. Host memory "
-      "only. off: nothing is",
+      "seal: what a block holds is summed soon after it was sealed, and compared before the first match "
+      "after a restart or a tier has it, and a sample all the time; no key finds a block that is another. "
+      "Host memory only. off: nothing is",
       [&daemon](absl::string_view text) -> absl::Status {
         if (text != "seal" && text != "off")
           return Invalid(absl::StrCat("\"", text, "\" is not seal or off"));
