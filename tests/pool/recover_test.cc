@@ -17,6 +17,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -447,7 +448,13 @@ class Player {
     pool->Vacate(kBlocks / 2);
     const std::vector<BlockRef> to = LeaseUpTo(session, 1);
     EXPECT_TRUE(pool->NoteChildren(kBlocks + 1));
-    if (!to.empty()) Do(Verb::kMove, [&] { pool->Move(sessions[session], now_, from, to[0], kBlocks); });
+    const std::optional<uint32_t> sum = pool->SumOf(from);
+    bool moved = false;
+    if (!to.empty())
+      Do(Verb::kMove, [&] { moved = pool->Move(sessions[session], now_, from, to[0], kBlocks); });
+    if (moved) {
+      EXPECT_EQ(pool->SumOf(to[0]), sum);
+    }
     pool->Vacate(kBlocks);
   }
   void Release() {
