@@ -121,6 +121,7 @@ absl::StatusOr<std::unique_ptr<Kvpoold>> Kvpoold::Start(const Settings& settings
 }
 
 absl::Status Kvpoold::Open(const Settings& settings, KeeperEnd keeper) {
+  const uint64_t began_ms = MonotonicClock()->NowMs();
   const double start_time_seconds = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
   socket_ = settings.socket;
   attach_socket_ = settings.attach_socket();
@@ -152,6 +153,7 @@ absl::Status Kvpoold::Open(const Settings& settings, KeeperEnd keeper) {
   DaemonOptions options = settings.daemon;
   options.version = Version();
   options.epoch = state_dir_.epoch();
+  options.began_ms = began_ms;
   options.access = access_;
   options.device_capacity_bytes = std::move(opened.capacity_bytes);
   if (settings.tier.has_value()) {

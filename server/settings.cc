@@ -187,6 +187,19 @@ void AddDaemonFlags(CommandLine* line, Flags* flags) {
   flags->Add("reattach-timeout", &line->reattach_timeout,
              {.min = absl::ZeroDuration(), .max = absl::Hours(1)},
              "with --keeper=on: so long after a start engines may come back to the sessions that they had");
+  flags->AddText(
+      "verify", "off",
+      "seal: what a block holds is summed soon after it was sealed, and compared before the first match "
+      "after a restart or a tier has it, and a sample all the time; no key finds a block that is another. "
+      "Host memory only. off: nothing is",
+      [&daemon](absl::string_view text) -> absl::Status {
+        if (text != "seal" && text != "off")
+          return Invalid(absl::StrCat("\"", text, "\" is not seal or off"));
+        daemon.verify = text == "seal";
+        return absl::OkStatus();
+      });
+  AddSize("verify-sample", &daemon.verify_sample_bytes, 0,
+          "with --verify=seal: so much of what was sealed is compared in a second; 0: nothing", flags);
   flags->Add("rpc-threads", &line->settings.rpc_threads, {.max = kMostRpcThreads},
              "threads that serve gRPC; 0: a quarter of the cores, 1 to 8");
   flags->Add("score-threads", &line->score_threads, {.max = kMostScoreThreads},

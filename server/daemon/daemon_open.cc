@@ -189,7 +189,8 @@ absl::StatusOr<std::shared_ptr<Space>> Daemon::MakeSpace(SpaceFacts facts,
                                                                  .clock = clock_,
                                                                  .table = std::move(table),
                                                                  .keeper = keeper_,
-                                                                 .measure_work = options_.measure_work});
+                                                                 .measure_work = options_.measure_work,
+                                                                 .verify = options_.verify});
                    }));
   // The end of a hold commits a turn: in a space that is yet to be recovered, that of the daemon before.
   if (options_.tier == nullptr || !space->facts.tier_space.has_value()) return space;

@@ -88,25 +88,34 @@ absl::Status KeeperLink::Inherit() {
 absl::Status KeeperLink::KeepWord() {
   Kept kept;
   std::string against = "the daemon went on without its keeper";
+  ColdStart cold = ColdStart::kWentAlone;
   for (auto thing = inherited_.begin(); thing != inherited_.end(); ++thing) {
     if (thing->kind != KeptKind::kWord) continue;
     kept = std::move(thing->kept);
     ASSIGN_OR_RETURN(SharedMemory word, SharedMemory::Map(std::move(thing->fd)));
     inherited_.erase(thing);
     const uint32_t said = WordOf(word).load(std::memory_order_acquire);
-    if (said == kGpuLost) against = "a GPU was lost, and nobody knows what its memory holds";
+    if (said == kGpuLost) {
+      against = "a GPU was lost, and nobody knows what its memory holds";
+      cold = ColdStart::kGpuLost;
+    }
     const std::string devices = DevicesOf(word);
     if (said == kTrusted && devices == devices_) {
+      if (inherits()) cold_ = ColdStart::kWarm;
       kept.Forget();  // The page is the link's for good.
       MutexLock lock(&mu_);
       word_.emplace(std::move(word));
       return absl::OkStatus();
     }
-    if (said == kTrusted) against = absl::StrCat("the daemon before had other devices: ", devices);
+    if (said == kTrusted) {
+      against = absl::StrCat("the daemon before had other devices: ", devices);
+      cold = ColdStart::kOtherDevices;
+    }
     break;
   }
   if (!inherited_.empty()) {
     LogError("kept for nothing", {{"reason", against}, {"lost", inherited_.size()}});
+    cold_ = cold;
   }
   // The old page goes last: until nothing else is there, it has to say what it says.
   inherited_.clear();

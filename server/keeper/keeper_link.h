@@ -10,6 +10,7 @@
 #ifndef KVPOOL_SERVER_KEEPER_KEEPER_LINK_H_
 #define KVPOOL_SERVER_KEEPER_KEEPER_LINK_H_
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -34,6 +35,18 @@ class KeeperLink;
 enum class KeptKind : uint16_t { kTable = 1, kSlab = 2, kMember = 3, kWord = 4, kLog = 5 };
 // A daemon that does not know a kind from here on lets go of what is of it; without one that is below it can't go on.
 inline constexpr uint16_t kFirstOptionalKind = 256;
+
+// Why a daemon starts with nothing. The names are label values of a metric.
+enum class ColdStart : uint8_t {
+  kWarm,         // It does not.
+  kNoKeeper,     // It has no keeper, or serves as one without.
+  kNothingKept,  // Its keeper has nothing: it is the first, or was asked to start so.
+  kWentAlone,    // The daemon before had gone on without its keeper.
+  kGpuLost,      // A GPU was lost under it.
+  kOtherDevices  // It had other devices.
+};
+inline constexpr std::array<const char*, 6> kColdStartNames = {"warm",       "no_keeper", "nothing_kept",
+                                                               "went_alone", "gpu_lost",  "other_devices"};
 
 // Move-only. Its destructor sends nothing by itself: the next call of the link does.
 class Kept {
@@ -83,6 +96,8 @@ class KeeperLink {
   void Decline();
   // An earlier daemon has left something.
   bool inherits() const { return !inherited_.empty(); }
+  // Why it has not.
+  ColdStart cold() const { return cold_; }
   // The keeper is gone, or does not answer: nothing outlives this daemon.
   bool lost() const { return lost_.load(std::memory_order_relaxed); }
   // What the keeper said of the last upgrade, when this daemon came; and why it failed.
@@ -115,6 +130,7 @@ class KeeperLink {
   std::atomic<bool> lost_{false};
   Mutex drops_mu_;  // Taken under all others, as a Kept may end anywhere.
   std::vector<uint64_t> drops_ ABSL_GUARDED_BY(drops_mu_);
+  ColdStart cold_ = ColdStart::kNothingKept;
   UpgradeOutcome last_upgrade_ = UpgradeOutcome::kNone;
   std::string upgrade_failure_;
   std::vector<KeptThing> inherited_;  // The last, as the end of a Kept is written down above.

@@ -123,8 +123,8 @@ class BlockPool {
   bool can_move() const;
   // `from`, a cached block behind `keep`, moves to `to`, which `own` has leased and to which its bytes were copied: it is found
   // there from now on, and is cached; `from` is free. To the policy it is a new block that was used now. False, and nothing has
-  // changed: `from` is in use or has left, is in its last generation, or has children of which not all are noted or more than
-  // `most_children`.
+  // changed: `from` is in use or has left, is condemned or in its last generation, or has children of which not all are noted or
+  // more than `most_children`.
   bool Move(Holder own, TimeMs now, BlockRef from, BlockRef to, uint32_t most_children);
 
   // RESOURCE_EXHAUSTED when the guarantee is more than is unpromised and `coming` together (with the
@@ -169,7 +169,7 @@ class BlockPool {
   //
   // The parent of a block is the one that the chain's key of the entry in front names by then. There is no
   // link to a parent that is not resident, is of another group, or is cached and promised to sessions. A
-  // canonical block from `mapped_end` on is not held: kUnmapped.
+  // canonical block from `mapped_end` on is not held: kUnmapped. Nor is one that is doubted: kDoubted.
   void Seal(Holder session, TimeMs now, const BlockKey* parent, absl::Span<const SealEntry> entries,
             absl::Span<SealVerdict> outcomes, uint32_t mapped_end = UINT32_MAX);
 
@@ -221,8 +221,8 @@ class BlockPool {
   uint32_t Reclaim(TimeMs now, absl::Span<const BlockRef> victims, EvictReason reason,
                    std::vector<Eviction>* log);
 
-  // Appends some `count` cached blocks that are likely to leave soon, the first first, and the chains in front of them, which
-  // follow; none twice in one call. Where the policy can't name them, all cached blocks have their turn from call to call.
+  // Appends some `count` cached blocks that are likely to leave soon, the first first, each followed by the chain in front of it; none
+  // twice in one call, none that is condemned. Where the policy can't name them, all cached blocks have their turn from call to call.
   struct Departing {
     BlockRef ref;
     BlockKey key;
@@ -242,6 +242,28 @@ class BlockPool {
   bool decides_outside() const;
   // It, if it does, or null.
   AsyncPolicy* async_policy();
+
+  // ---- Sums of content
+  // Of a block's content as it was sealed. It outlives the pool in a table that has room for it. Ignored if the ref is not
+  // resident any more.
+  void KeepSum(BlockRef ref, uint32_t sum);
+  // Null: there is none, or the ref is not resident.
+  std::optional<uint32_t> SumOf(BlockRef ref) const;
+  // A doubted block has a sum, is found by no match, and a seal under its key is refused (kDoubted). Recover doubts those that it
+  // finds with a sum (PoolOptions::keeps_sums): they are to be compared, and believed or condemned.
+  bool IsDoubted(BlockRef ref) const;
+  void Believe(BlockRef ref);
+  uint32_t doubted() const;
+  // Its content is not what was sealed: no key names it any more, so that another block can be sealed under its own, and it has
+  // no sum for anybody here. It is as any other for those who hold it or have blocks behind it. Only this process knows: the
+  // next finds the sum in the table, and doubts it.
+  void Condemn(BlockRef ref);
+  bool IsCondemned(BlockRef ref) const;
+  // Looks at `look` condemned blocks behind block `*at`, round and round, and moves that on; appends those that may leave.
+  void NextCondemned(uint32_t* at, uint32_t look, std::vector<BlockRef>* out) const;
+  // Looks at `look` blocks behind block `*at`, round and round, and moves that on; appends those that have a sum, `most` at most.
+  enum class WithSum : uint8_t { kAll, kDoubted };
+  void NextWithSum(WithSum which, uint32_t* at, uint32_t look, size_t most, std::vector<BlockRef>* out) const;
 
   // ---- Views
   // Blocks without the null block: the sum of the states.

@@ -9,10 +9,10 @@
 
 namespace kvpool {
 
-void PrefixIndex::CheckInvariants(uint32_t capacity) const {
+void PrefixIndex::CheckInvariants(uint32_t capacity, const absl::btree_set<uint32_t>& condemned) const {
   uint32_t resident = 0;
   for (uint32_t b = 1; b <= capacity; ++b) {
-    if (!records_[b].resident()) continue;
+    if (!records_[b].resident() || condemned.contains(b)) continue;
     ++resident;
     const BlockKey key = records_[b].block_key();
     KVPOOL_CHECK(Find(HashKey(key), key) == b, "block %u is not found under its key", b);
@@ -24,7 +24,8 @@ void PrefixIndex::CheckInvariants(uint32_t capacity) const {
       const uint32_t b = BlockOf(link);
       ++indexed;
       KVPOOL_CHECK(indexed <= resident, "the index has a cycle or a stranger in bucket %zu", bucket);
-      KVPOOL_CHECK(b <= capacity && records_[b].resident(), "block %u is indexed and not resident", b);
+      KVPOOL_CHECK(b <= capacity && records_[b].resident() && !condemned.contains(b),
+                   "block %u is indexed and not resident", b);
       KVPOOL_CHECK((HashKey(records_[b].block_key()) & mask_) == bucket, "block %u is in bucket %zu", b,
                    bucket);
     }
@@ -165,8 +166,12 @@ void PoolRep::CheckRefs() const {
     if (r.state() == BlockState::kSealed) ++recount.sealed_children[r.parent];
     if (r.has(BlockRecord::kPinned)) ++recount.pinned_children[r.parent];
   }
+  uint32_t with_doubt = 0;
   for (uint32_t b = 1; b <= capacity; ++b) {
     const BlockRecord& r = records[b];
+    if (r.has(BlockRecord::kDoubted)) ++with_doubt;
+    KVPOOL_CHECK((r.resident() && has_sum(b)) || !r.has(BlockRecord::kDoubted),
+                 "block %u is doubted, and not resident or without a sum", b);
     const uint64_t refs = recount.holds[b] + recount.sealed_children[b] + recount.owed[b] +
                           (r.has(BlockRecord::kPinned) ? 1 : 0);
     KVPOOL_CHECK(r.refs == refs || r.state() == BlockState::kFree, "block %u has %u refs, not %lu", b, r.refs,
@@ -186,6 +191,11 @@ void PoolRep::CheckRefs() const {
                    "block %u has a pinned child", b);
     }
   }
+  for (const uint32_t b : condemned) {
+    KVPOOL_CHECK(records[b].resident() && !records[b].has(BlockRecord::kDoubted),
+                 "block %u is condemned, and not resident or doubted", b);
+  }
+  KVPOOL_CHECK(with_doubt == doubted, "%u blocks are doubted, %u counted", with_doubt, doubted);
 }
 
 void PoolRep::CheckCharges() const {
@@ -251,7 +261,7 @@ void BlockPool::CheckInvariants() const {
   rep_->CheckRefs();
   rep_->CheckCharges();
   rep_->CheckProtections();
-  rep_->index.CheckInvariants(rep_->capacity);
+  rep_->index.CheckInvariants(rep_->capacity, rep_->condemned);
 }
 
 }  // namespace kvpool

@@ -193,7 +193,10 @@ class PoolRep final {
   bool Resume(Holder session, const SessionLimits& limits);
   struct Remains;
   // Answers the highest block that is held.
+  // Blocks that the turn that was torn had sealed, others that it had changed among them. REQUIRES: it is not undone yet.
+  std::vector<uint32_t> SealedInTornTurn() const;
   uint32_t RecoverHolds(RecoveredPool* found);
+  void IndexRecovered(uint64_t hash, uint32_t b, RecoveredPool* found);
   void RecoverIndex(RecoveredPool* found, VirtualArray<Remains>* remains);
   void RecoverChains(RecoveredPool* found, VirtualArray<Remains>* remains);
   void RecoverStates(RecoveredPool* found, VirtualArray<Remains>* remains);
@@ -268,6 +271,20 @@ class PoolRep final {
   using Retained = std::tuple<uint8_t, uint32_t, uint32_t>;
   Retained RetainedKey(uint32_t b) const { return {priority(b), records[b].accessed_ms, b}; }
   absl::btree_set<Retained> retained;
+
+  // ---- Sums of content (content_sums.cc)
+  VirtualArray<uint64_t> sums;  // The same as in PoolTable; none where none are kept.
+  uint32_t doubted = 0;         // Blocks with kDoubted.
+  // Resident blocks that are not in the index: their content is not what was sealed.
+  absl::btree_set<uint32_t> condemned;
+  bool is_condemned(uint32_t b) const { return !condemned.empty() && condemned.contains(b); }
+  bool has_sum(uint32_t b) const {
+    return b < sums.size() && static_cast<uint32_t>(sums[b] >> 32) == records[b].generation;
+  }
+  void Doubt(uint32_t b);
+  void Believe(uint32_t b);
+  // Takes the block out of the index, and remembers its keys as evicted. REQUIRES: it is resident and not condemned.
+  void TakeKeys(uint32_t b);
 
   // ---- The verb that runs
   static constexpr uint32_t kMostSteps = 8192;

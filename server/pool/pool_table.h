@@ -5,6 +5,7 @@
 //   record: key, parent, checksum   Seal                                    the state that makes them count
 //   holds                           every verb that takes or gives them     the answer
 //   protections                     Pin, SetRetention, their ends           the answer
+//   sums of content                 KeepSum                                 nothing that is answered
 //
 // Nothing else of a record counts after a crash, but for kProtected: refs, children, lists and the index are computed again. A
 // process may be killed between any two stores, and what it leaves is right, for a block's fate depends on two things only:
@@ -31,6 +32,10 @@ namespace kvpool {
 class PoolTable {
  public:
   static uint64_t Bytes(uint32_t max_blocks, uint32_t sessions) {
+    return BytesWithoutSums(max_blocks, sessions) + max_blocks * sizeof(uint64_t);
+  }
+  // Of a table of before there were sums.
+  static uint64_t BytesWithoutSums(uint32_t max_blocks, uint32_t sessions) {
     return ProtectionsAt(max_blocks, sessions) + max_blocks * sizeof(KeptProtection);
   }
   // The pages of holds that its sessions can need together. REQUIRES of a pool's table: at most UINT32_MAX.
@@ -47,7 +52,9 @@ class PoolTable {
         data(static_cast<char*>(data)),
         undo(reinterpret_cast<UndoLog::Entry*>(static_cast<char*>(data) + UndoAt(max_blocks, sessions))),
         protections(reinterpret_cast<KeptProtection*>(static_cast<char*>(data) +
-                                                      ProtectionsAt(max_blocks, sessions))) {}
+                                                      ProtectionsAt(max_blocks, sessions))),
+        sums(reinterpret_cast<uint64_t*>(static_cast<char*>(data) + BytesWithoutSums(max_blocks, sessions))) {
+  }
 
   // What lies behind these was never used: the memory there need not be looked at.
   struct Begun {
@@ -77,6 +84,10 @@ class PoolTable {
   char* const data;
   UndoLog::Entry* const undo;
   KeptProtection* const protections;  // Indexed by block.
+  // Indexed by block: a generation, above, and the CRC-32C of the content that was sealed in it. That of another generation
+  // is none, so that those of a daemon that knows no sums, and has the table in between, are told apart by themselves. Pages
+  // without one take no memory.
+  uint64_t* const sums;
 
  private:
   static constexpr uint64_t kRecordsAt = 64;

@@ -22,6 +22,7 @@ bool KeysFit(absl::Span<const BlockKey> keys, size_t groups) {
 // Holds the block `b` that the entry's key names already.
 SealVerdict PoolRep::HoldCanonical(Holder session, uint32_t b, uint32_t mapped_end) {
   if (b >= mapped_end) return {.verdict = Verdict::kUnmapped};
+  if (records[b].has(BlockRecord::kDoubted)) return {.verdict = Verdict::kDoubted};
   Session& s = sessions[static_cast<size_t>(session)];
   const uint32_t holds = s.holds.count(b);
   if (holds == kMaxHolds) return {.verdict = Verdict::kTooManyHolds};

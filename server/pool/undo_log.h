@@ -47,6 +47,12 @@ class UndoLog {
     }
     std::atomic_signal_fence(std::memory_order_seq_cst);
   }
+  // Calls `visit` with the place of each word that Undo would put back, in bytes.
+  template <typename Visit>
+  void VisitSaved(Visit visit) const {
+    const uint64_t count = *head_ & kFull;
+    for (uint64_t i = 0; i < count && count <= room_; ++i) visit(entries_[i].at);
+  }
   // What was done stays; the next turn begins.
   void Commit() {
     if (head_ == nullptr) return;

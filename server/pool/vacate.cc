@@ -123,6 +123,8 @@ bool BlockPool::Move(Holder own, TimeMs now, BlockRef from, BlockRef to, uint32_
   BlockRecord& old = r.records[f];
   BlockRecord& record = r.records[t];
   if (old.state() != BlockState::kCached || f <= r.keep || old.last_generation()) return false;
+  const bool doubted = old.has(BlockRecord::kDoubted);
+  if (r.is_condemned(f)) return false;
   if (record.state() != BlockState::kLeased || Holder{record.owner} != own || record.refs != 1) return false;
   std::vector<uint32_t> children;
   if (old.children > 0) {
@@ -183,6 +185,9 @@ bool BlockPool::Move(Holder own, TimeMs now, BlockRef from, BlockRef to, uint32_
   r.index.Insert(hash, t);
   for (const BlockKey& alias : r.scratch_aliases) r.index.AddAlias(alias, t);
   record.flags |= never_reused;
+  // The sum is of what was sealed, whatever was copied.
+  if (r.has_sum(f)) r.sums[t] = uint64_t{record.generation} << 32 | static_cast<uint32_t>(r.sums[f]);
+  if (doubted) r.Doubt(t);
   r.policy.OnInsert(to.id, {.hash = hash, .parent = BlockId{record.parent}, .now_ms = now});
   r.policy.OnUsed(to.id, now);
   if (protection.has_value()) {

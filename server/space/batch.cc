@@ -162,6 +162,7 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
   }
   session->applying = true;
   session->explained = 0;
+  session->compares_until.reset();
   const absl::Cleanup applied = [session] { session->applying = false; };
   if (member->log != nullptr) member->log->BeginBatch();
   Results* const results = response->mutable_results();
@@ -236,6 +237,7 @@ void Batches::ApplyUnary(Turn& turn, Member* member, const v1::Call& call, v1::O
   }
   session->applying = true;
   session->explained = 0;
+  session->compares_until.reset();
   const absl::Cleanup applied = [session] { session->applying = false; };
   operation.set_after(call.after());
   if (member->log != nullptr) member->log->BeginBatch();
@@ -653,7 +655,10 @@ void Batches::RetryLackingBlocks(Turn& turn) {
 void Batches::Readmit(Turn& turn, Session* session) {
   // A batch of the session waits until this is over, and an operation that ends meanwhile leaves word.
   const bool within_batch = std::exchange(session->applying, true);
-  if (!within_batch) session->explained = 0;
+  if (!within_batch) {
+    session->explained = 0;
+    session->compares_until.reset();
+  }
   // What its calls would wait for may be as much as a large call is, whoever let it go.
   ++session->large_calls;
   do {

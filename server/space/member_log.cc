@@ -265,17 +265,20 @@ void MemberLog::ForgetTorn() {
   Forget(&h.lossy);
 }
 
-std::string MemberLog::WhyOver(uint64_t half_turn) const {
+WhyLost MemberLog::WhyOver(uint64_t half_turn) const {
   const Header& h = header();
-  if (h.made <= half_turn) return "a turn was too large to be undone";
-  if (h.torn_batches >= kMostTornBatches)
-    return absl::StrCat("its batch was under way when ", h.torn_batches, " daemons ended");
-  if (h.ended != 0) return "it had ended";
-  if (h.begun > h.done) return "a large batch of it was half done";
-  if (h.unsettled.is_on()) return "it had verbs on a device, late releases or episodes";
-  if (h.lossy.is_on()) return "more of it waited than there was room to keep";
-  if (h.unlogged > h.floor) return "an answer to it was too large to be kept";
-  return "";
+  if (h.made <= half_turn) return {SessionLoss::kTorn, "a turn was too large to be undone"};
+  if (h.torn_batches >= kMostTornBatches) {
+    return {SessionLoss::kTorn,
+            absl::StrCat("its batch was under way when ", h.torn_batches, " daemons ended")};
+  }
+  if (h.ended != 0) return {SessionLoss::kEnded, "it had ended"};
+  if (h.begun > h.done) return {SessionLoss::kTorn, "a large batch of it was half done"};
+  if (h.unsettled.is_on())
+    return {SessionLoss::kNotKept, "it had verbs on a device, late releases or episodes"};
+  if (h.lossy.is_on()) return {SessionLoss::kNoRoom, "more of it waited than there was room to keep"};
+  if (h.unlogged > h.floor) return {SessionLoss::kNoRoom, "an answer to it was too large to be kept"};
+  return {};
 }
 
 std::vector<MemberLog::Item> MemberLog::Items() {

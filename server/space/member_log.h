@@ -34,6 +34,7 @@
 #include "proto/support/unique_fd.h"
 #include "server/base/shared_memory.h"
 #include "server/pool/block_pool.h"
+#include "server/space/recovered.h"
 
 namespace kvpool {
 
@@ -78,8 +79,8 @@ class MemberLog {
   // ---- By the next one
   // Forgets what was written in the turn that the process did not live to end: the pool's.
   void ForgetTorn();
-  // Empty: the session can go on. Else why not. `half_turn` is the pool's, as it was recovered.
-  std::string WhyOver(uint64_t half_turn = 0) const;
+  // Whether the session can go on. `half_turn` is the pool's, as it was recovered.
+  WhyLost WhyOver(uint64_t half_turn = 0) const;
   // False: its entering was torn. It was told nothing, and is no member.
   bool entered() const { return header().made != 0; }
   uint32_t index() const { return header().index; }

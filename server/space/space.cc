@@ -58,7 +58,9 @@ Space::Space(SpaceFacts facts, const PoolOptions& options, Parts parts)
       owner_(parts.owner),
       clock_(parts.clock),
       keeper_(parts.keeper),
-      measure_work_(parts.measure_work) {}
+      measure_work_(parts.measure_work) {
+  if (parts.verify) state.checks.TurnOn();
+}
 
 // --------------------------------------------------------------------------------------------------- turns
 

@@ -1,5 +1,6 @@
 // Space::Recover, and what follows from it.
 #include <algorithm>
+#include <chrono>
 #include <string>
 #include <utility>
 #include <vector>
@@ -75,6 +76,7 @@ bool ParkAgain(Session* session, std::vector<Recalled> parked) {
 RecoveredPool Space::Recover(Inheritance inheritance, std::vector<std::shared_ptr<Session>>* resumed) {
   MutexLock growth(&growth_mu);
   kept_table_ = std::move(inheritance.table);
+  const auto begin = std::chrono::steady_clock::now();
   uint64_t blocks = 0, bytes = 0;
   for (const SlabRow& row : inheritance.rows) {
     blocks += row.block_count;
@@ -94,10 +96,11 @@ RecoveredPool Space::Recover(Inheritance inheritance, std::vector<std::shared_pt
   const RecoveredPool found = state.pool.Recover(turn.now, static_cast<uint32_t>(blocks - 1));
   state.growth.Adopt(std::move(inheritance.rows), turn.now);
   for (Resumable& old : inheritance.sessions) {
-    if (const std::string why = Resume(turn, found, &old); why.empty()) {
+    if (WhyLost why = Resume(turn, found, &old); !why.lost()) {
       resumed->push_back(old.session);
     } else {
-      LogInfo("session not resumed", {{"session", old.session->terms.id}, {"reason", why}});
+      const SessionTerms& terms = old.session->terms;
+      inheritance.lost.push_back({.id = terms.id, .client_name = terms.client_name, .why = std::move(why)});
       // A daemon that comes after this one may find a part of its logs.
       for (const Resumable::Member& member : old.members) {
         if (member.log != nullptr) member.log->OnEnded();
@@ -116,50 +119,65 @@ RecoveredPool Space::Recover(Inheritance inheritance, std::vector<std::shared_pt
   }
   state.sessions.AddMappingProcesses(inheritance.members.size(), CountKeeping(inheritance.members));
   state.old_sessions.Adopt(ended, std::move(inheritance.members));
-  state.counters.recovered_blocks += uint64_t{found.cached} + found.held;
-  state.counters.dropped_blocks += found.dropped;
+  LookWhetherItDoubts();
+  Recovered& recovered = state.sessions.recovered();
+  for (LostSession& lost : inheritance.lost) {
+    LogInfo("session not resumed", {{"session", lost.id}, {"reason", lost.why.text}});
+    recovered.Lose(std::move(lost));
+  }
+  recovered.any = true;
+  recovered.blocks = found;
+  recovered.blocks.sessions.clear();
+  // What sessions that go on have leased is leased again.
+  recovered.blocks.quarantined = state.pool.counts()[static_cast<size_t>(BlockState::kQuarantined)];
+  recovered.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return found;
 }
 
-std::string Space::Resume(const Turn& turn, const RecoveredPool& found, Resumable* old) {
+WhyLost Space::Resume(const Turn& turn, const RecoveredPool& found, Resumable* old) {
   Session* const session = old->session.get();
   // One whose entering was torn was told nothing.
   std::erase_if(old->members, [](const auto& member) { return !member.log->entered(); });
   std::sort(old->members.begin(), old->members.end(),
             [](const auto& a, const auto& b) { return a.log->index() < b.log->index(); });
   for (Resumable::Member& member : old->members) {
-    if (std::string over = member.log->WhyOver(found.half_turn); !over.empty()) return over;
+    if (WhyLost over = member.log->WhyOver(found.half_turn); over.lost()) return over;
     const MemberIdentity& identity = member.identity;
     if (ProcessEnded(identity.credentials.pidfd->get())) {
-      return absl::StrCat("member ", member.log->index(), " (pid ", identity.credentials.pid, ") died");
+      return {SessionLoss::kDied,
+              absl::StrCat("member ", member.log->index(), " (pid ", identity.credentials.pid, ") died")};
     }
     if (member.log->index() != session->members.size() ||
         !session->CheckRole(identity.scheduler, identity.rank).ok()) {
-      return "not all of its members were kept";
+      return {SessionLoss::kIncomplete, "not all of its members were kept"};
     }
     session->AddMember(std::move(member.identity))->KeepIn(std::move(member.log));
   }
   const auto holds =
       std::find_if(found.sessions.begin(), found.sessions.end(),
                    [&](const RecoveredPool::Session& other) { return other.id == session->terms.id; });
-  if (holds == found.sessions.end() || session->members.empty()) return "it was never ready";
+  if (holds == found.sessions.end() || session->members.empty())
+    return {SessionLoss::kIncomplete, "it was never ready"};
   const BlockRef sink = session->members.front()->log->sink();
-  if (sink == kNullRef || state.pool.holds(holds->holder, sink.id) == 0) return "it was never ready";
+  if (sink == kNullRef || state.pool.holds(holds->holder, sink.id) == 0)
+    return {SessionLoss::kIncomplete, "it was never ready"};
   if (std::count(session->by_rank.begin(), session->by_rank.end(), nullptr) > 0) {
-    return "not all of its members were kept";
+    return {SessionLoss::kIncomplete, "not all of its members were kept"};
   }
   std::vector<Recalled> parked;
   for (const auto& member : session->members) {
-    if (!RecallLog(member.get(), &parked)) return "the log of a member is damaged";
+    if (!RecallLog(member.get(), &parked)) return {SessionLoss::kDamaged, "the log of a member is damaged"};
   }
   session->UpdatePassed();
-  if (!ParkAgain(session, std::move(parked))) return "the log of a member is damaged";
-  if (!state.pool.Resume(holds->holder, session->limits())) return "the records of its blocks are damaged";
+  if (!ParkAgain(session, std::move(parked)))
+    return {SessionLoss::kDamaged, "the log of a member is damaged"};
+  if (!state.pool.Resume(holds->holder, session->limits()))
+    return {SessionLoss::kDamaged, "the records of its blocks are damaged"};
   session->holder = holds->holder;
   session->sink = sink;
   session->CountParked();
   state.sessions.Resume(turn, session);
-  return "";
+  return {};
 }
 
 void Space::CollectOldSessions() {

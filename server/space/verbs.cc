@@ -48,6 +48,7 @@ absl::StatusCode CodeOf(Verdict verdict) {
     case Verdict::kTooFar:
       return absl::StatusCode::kResourceExhausted;
     case Verdict::kUnmapped:
+    case Verdict::kDoubted:
       return absl::StatusCode::kUnavailable;
   }
   return absl::StatusCode::kInternal;
@@ -296,10 +297,11 @@ void BlockVerbs::Seal(Session* session, const v1::Seal& seal, const Part& part, 
     const SealVerdict& outcome = outcomes_[i];
     const auto index = static_cast<uint32_t>(part.begin + i);
     result->mutable_canonical()->AddAlreadyReserved(outcome.canonical.Pack());
-    if (outcome.verdict == Verdict::kUnmapped) {
-      RefuseUnmapped(session, index, entries_[i], result->mutable_refused());
+    if (outcome.verdict == Verdict::kUnmapped || outcome.verdict == Verdict::kDoubted) {
+      RefuseForNow(session, index, entries_[i], outcome.verdict, result->mutable_refused());
     } else if (outcome.verdict == Verdict::kDone) {
       state_.sessions.SetSealer(outcome.canonical.id, *session);
+      state_.checks.Sealed(outcome.canonical);
       if (state_.below.wants_sealed()) state_.below.Sealed(outcome.canonical, entries_[i].keys.back());
     } else if (outcome.verdict != Verdict::kDuplicate) {
       const BlockRef ref = BlockRef::Unpack(seal.blocks(static_cast<int>(index)));
@@ -308,23 +310,26 @@ void BlockVerbs::Seal(Session* session, const v1::Seal& seal, const Part& part, 
   }
 }
 
-void BlockVerbs::RefuseUnmapped(Session* session, uint32_t index, const SealEntry& entry,
-                                Refusals* refusals) {
+void BlockVerbs::RefuseForNow(Session* session, uint32_t index, const SealEntry& entry, Verdict verdict,
+                              Refusals* refusals) {
   v1::Refusal* refusal = refusals->Add();
   refusal->set_index(index);
   refusal->set_code(Code(absl::StatusCode::kUnavailable));
   if (refusals->size() > kExplainedRefusals || session->explained == kExplainedOfBatch) return;
   ++session->explained;
-  refusal->set_message(absl::StrCat("the key is that of block ",
-                                    Index(state_.pool.Find(entry.keys.back()).id),
-                                    ", in a slab that a member of the session has not mapped yet: seal again "
-                                    "when it has"));
+  refusal->set_message(absl::StrCat(
+      "the key is that of block ", Index(state_.pool.Find(entry.keys.back()).id),
+      verdict == Verdict::kDoubted ? ", which is to be compared first with what was sealed: seal again later"
+                                   : ", in a slab that a member of the session has not mapped yet: seal "
+                                     "again when it has"));
 }
 
 bool BlockVerbs::Match(Turn& turn, Session* session, const v1::Match& match, v1::OperationResult* result) {
   if (RefuseWarmingUp(*session, "match", result)) return true;
   v1::MatchResult* answer = result->mutable_match();
   for (const v1::GroupKeys& group : match.groups()) answer->add_groups()->set_group(group.group());
+  const bool doubts = session->ready && state_.checks.compares();
+  if (doubts && !state_.checks.BeforeMatch(turn, session, match)) return false;
   if (!session->ready) {
     answer->set_miss(v1::MISS_REASON_GROWING);
     return true;
@@ -523,6 +528,7 @@ std::string BlockVerbs::Explain(const Session& session, BlockRef ref, Verdict ve
     case Verdict::kDuplicate:
     case Verdict::kUnknownBlock:
     case Verdict::kUnmapped:
+    case Verdict::kDoubted:
       return block;
     case Verdict::kStale:
       if (view->ref.generation == ref.generation) {

@@ -66,7 +66,8 @@ class BlockVerbs {
   // Gives back a part of what was leased. True: there is more.
   bool GiveBack(Session* session, TimeMs now, v1::LeaseResult* answer);
   void Seal(Session* session, const v1::Seal& seal, const Part& part, TimeMs now, v1::SealResult* result);
-  void RefuseUnmapped(Session* session, uint32_t index, const SealEntry& entry, Refusals* refusals);
+  void RefuseForNow(Session* session, uint32_t index, const SealEntry& entry, Verdict verdict,
+                    Refusals* refusals);
   // False: the session ended meanwhile.
   bool Match(Turn& turn, Session* session, const v1::Match& match, v1::OperationResult* result);
   void ShortMatch(Turn& turn, Session* session, const v1::Match& match, v1::MatchResult* answer);

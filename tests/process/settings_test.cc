@@ -116,6 +116,15 @@ TEST(SettingsTest, FlagsThatWouldBeIgnoredAreRefused) {
   EXPECT_THAT(Error(ParseSettings({"--socket-group=4294967295"})), StartsWith("--socket-group=4294967295: "));
 }
 
+TEST(SettingsTest, WhatIsVerifiedIsSealOrNothing) {
+  const auto settings = ParseSettings({"--verify=seal", "--verify-sample=3MiB"});
+  ASSERT_TRUE(settings.ok()) << settings.status();
+  EXPECT_TRUE(settings->daemon.verify);
+  EXPECT_EQ(settings->daemon.verify_sample_bytes, 3u << 20);
+  EXPECT_FALSE(ParseSettings({})->daemon.verify);
+  EXPECT_THAT(Error(ParseSettings({"--verify=on"})), HasSubstr("--verify: \"on\" is not seal or off"));
+}
+
 TEST(ProgramTest, IsNamedByRootAndTheDaemonsUserOnTheUnixSocketAlone) {
   const auto local = [](uint32_t uid) {
     return Peer{.process = std::make_shared<const PeerCredentials>(PeerCredentials{.pid = 1, .uid = uid})};

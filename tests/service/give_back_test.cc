@@ -153,6 +153,20 @@ TEST_F(GiveBackTest, AnotherModelGetsItsGuaranteeAndWhatIsHotStays) {
   EXPECT_EQ(Used(), 6 * kSlabBlocks * kBlockBytes);
 }
 
+TEST_F(GiveBackTest, WhatMovesBeforeItHasItsSumGetsOne) {
+  options_.verify = true;
+  options_.verify_sample_bytes = 0;
+  const auto a = Full(3);
+  ASSERT_EQ(Found(a.get(), 33, 48), 15);
+  std::unique_ptr<Engine> b;
+  ASSERT_TRUE(OpenB(10, &b).ok());
+  EXPECT_GT(Space(0).pool.moved, 0u);
+  daemon_->VerifyOnce(0);
+  const auto cached = Space(0).blocks[static_cast<size_t>(BlockState::kCached)];
+  EXPECT_GT(cached, 0u);
+  EXPECT_EQ(Space(0).checks.checked[static_cast<size_t>(CheckedWhen::kSeal)], cached);
+}
+
 TEST_F(GiveBackTest, ChainsMoveWithTheirChildren) {
   StartDaemon(3);
   const auto a = OpenEngine(OpenRequest("a"), "a");

@@ -144,4 +144,17 @@ v1::StateCounts RecoveryTest::Blocks() {
   return spaces.spaces_size() == 1 ? spaces.spaces(0).blocks() : v1::StateCounts();
 }
 
+v1::GetRecoveryResponse RecoveryTest::Recovery() {
+  v1::GetRecoveryResponse recovery;
+  EXPECT_TRUE(daemon_->GetRecovery({}, &recovery).ok());
+  return recovery;
+}
+
+v1::RecoveredSpace RecoveryTest::RecoveredSpace() {
+  const v1::GetRecoveryResponse recovery = Recovery();
+  EXPECT_EQ(recovery.start(), "warm");
+  EXPECT_EQ(recovery.spaces_size(), 1) << recovery.ShortDebugString();
+  return recovery.spaces_size() == 1 ? recovery.spaces(0) : v1::RecoveredSpace();
+}
+
 }  // namespace kvpool

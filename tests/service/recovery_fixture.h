@@ -76,6 +76,9 @@ class RecoveryTest : public testing::Test {
   // Why a member can't.
   absl::Status Refusal(const Engine& before, const PeerCredentials& credentials) const;
   v1::StateCounts Blocks();
+  v1::GetRecoveryResponse Recovery();
+  // Of the only space.
+  v1::RecoveredSpace RecoveredSpace();
 
   ServedKeeper keeper_of_test_;
   ServedKeeper* keeper_ = &keeper_of_test_;

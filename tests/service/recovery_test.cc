@@ -50,6 +50,7 @@ TEST_F(RecoveryTest, SealedBlocksAreCachedAndHeldOnesStayUntilTheirProcessEnds) 
   ASSERT_EQ(blocks.size(), 8u);
   engine->Seal({blocks.begin(), blocks.begin() + 6}, keys);
   engine->Release({blocks.begin() + 2, blocks.begin() + 6});
+  EXPECT_EQ(Recovery().start(), "nothing_kept");
   const std::string seed = engine->opened.hash_seed();
   const uint64_t session = engine->opened.session();
   engine.reset();
@@ -61,6 +62,13 @@ TEST_F(RecoveryTest, SealedBlocksAreCachedAndHeldOnesStayUntilTheirProcessEnds) 
     EXPECT_EQ(counts.cached(), 4u);
     EXPECT_EQ(counts.sealed(), 2u);
     EXPECT_EQ(counts.leased(), 3u) << "two leases and the sink";
+    const v1::RecoveredSpace found = RecoveredSpace();
+    EXPECT_EQ(found.cached_blocks(), 4u);
+    EXPECT_EQ(found.held_blocks(), 2u);
+    EXPECT_EQ(found.quarantined_blocks(), 0u);
+    EXPECT_TRUE(found.dropped_blocks().empty()) << found.ShortDebugString();
+    EXPECT_EQ(found.sessions_waiting(), 1u);
+    EXPECT_GT(found.seconds(), 0);
   }
   Sleeper other;
   auto second = Open(other.credentials());
@@ -120,7 +128,7 @@ class OtherTable {
     Set(readers_at(), oldest_reader);
     // FNV-1a of the header, its checksum being 0, and three times that of what is behind it.
     std::memset(data_ + kChecksumAt, 0, sizeof(uint64_t));
-    const size_t end = readers_at() + (version >= 6 ? sizeof(uint32_t) : 0);
+    const size_t end = readers_at() + sizeof(uint32_t);
     const uint64_t sum = Fnv(0, kHeaderBytes) ^ Fnv(kHeaderBytes, end) * 3;
     std::memcpy(data_ + kChecksumAt, &sum, sizeof(sum));
   }
@@ -194,9 +202,24 @@ class OtherVersionTest : public RecoveryTest {
   Sleeper process_;
 };
 
+TEST_F(OtherVersionTest, OneWithoutRoomForSumsSaysThatTheyAreForgotten) {
+  options_.verify = true;
+  LeaveState();
+  ASSERT_TRUE(Start().ok());
+  EXPECT_FALSE(RecoveredSpace().forgets_sums());
+  daemon_->VerifyOnce(0);
+  End();
+  VisitTable([](OtherTable table) { table.Become(kSpaceTableVersion - 1, kSpaceTableVersion - 1); });
+  testing::internal::CaptureStderr();
+  ASSERT_TRUE(Start().ok());
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("sums of content end with this daemon"));
+  EXPECT_TRUE(RecoveredSpace().forgets_sums());
+  EXPECT_EQ(RecoveredSpace().unverified_blocks(), 6u);
+}
+
 TEST_F(OtherVersionTest, TheOneBeforeIsReadAndStaysReadableForIt) {
   LeaveState();
-  VisitTable([](OtherTable table) { table.Become(kSpaceTableVersion - 1, 0); });
+  VisitTable([](OtherTable table) { table.Become(kSpaceTableVersion - 1, kSpaceTableVersion - 1); });
   for (int round = 0; round < 2; ++round) {
     ASSERT_TRUE(Start().ok());
     ExpectAllThere();
@@ -352,6 +375,10 @@ TEST_F(RecoveryTest, ATableThatIsTornCutShortOrForeignIsLostAndTheDaemonServes) 
     const absl::Status started = Start();
     ASSERT_TRUE(started.ok()) << started;
     EXPECT_TRUE(daemon_->Snapshot().spaces.empty());
+    const v1::GetRecoveryResponse recovery = Recovery();
+    ASSERT_EQ(recovery.lost_spaces_size(), 1) << recovery.ShortDebugString();
+    EXPECT_EQ(recovery.lost_spaces(0).reason(), "damaged");
+    EXPECT_NE(recovery.lost_spaces(0).detail(), "");
     EXPECT_EQ(Refusal(*engine, process.credentials()).code(), absl::StatusCode::kNotFound);
     const auto next = Open(process.credentials());
     ASSERT_NE(next, nullptr) << opened_;
@@ -487,14 +514,84 @@ TEST_F(RecoveryTest, WhatWasPinnedStaysPinned) {
 TEST_F(RecoveryTest, ASpaceThatHasOtherSizesTodayIsLostAndNothingElse) {
   ASSERT_TRUE(Start().ok());
   Sleeper process;
-  ASSERT_NE(Open(process.credentials()), nullptr) << opened_;
+  auto engine = Open(process.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  engine->Seal(engine->Lease(3), Keys("k", 3));
   options_.slab_bytes *= 2;
   ASSERT_TRUE(Start().ok());
   EXPECT_EQ(Blocks().capacity(), 0u);
+  const v1::GetRecoveryResponse recovery = Recovery();
+  ASSERT_EQ(recovery.lost_spaces_size(), 1) << recovery.ShortDebugString();
+  EXPECT_EQ(recovery.lost_spaces(0).space(), 1u);
+  EXPECT_EQ(recovery.lost_spaces(0).reason(), "settings");
+  EXPECT_EQ(recovery.lost_spaces(0).sealed_blocks(), 3u);
+  EXPECT_EQ(recovery.lost_spaces(0).sessions(), 1u);
+  EXPECT_THAT(recovery.lost_spaces(0).detail(), HasSubstr("with the settings of today"));
   daemon_->HousekeepOnce();
   End();
   keeper_->Await();
   EXPECT_EQ(keeper_->inventory.size(), 1u) << "its memory is held for nobody, but for the link's own page";
+}
+
+TEST_F(RecoveryTest, ASpaceWithoutItsSlabsOrMemoryForThemIsLostAndSaysSo) {
+  ASSERT_TRUE(Start().ok());
+  Sleeper process;
+  auto engine = Open(process.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  engine->Seal(engine->Lease(3), Keys("k", 3));
+  End();
+  options_.tenant_share = 0.01;
+  ASSERT_TRUE(Start().ok());
+  ASSERT_EQ(Recovery().lost_spaces_size(), 1);
+  EXPECT_EQ(Recovery().lost_spaces(0).reason(), "memory");
+  options_.tenant_share = 1;
+  ASSERT_TRUE(Start().ok());
+  engine = Open(process.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  engine->Seal(engine->Lease(3), Keys("k", 3));
+  End();
+  {
+    auto link = KeeperLink::Join(keeper_->Connect());
+    ASSERT_TRUE(link.ok());
+    for (KeptThing& thing : (*link)->TakeInherited()) {
+      if (thing.kind != KeptKind::kSlab) thing.kept.Forget();
+    }
+    (*link)->Flush();
+    (*link)->Leave();
+  }
+  ASSERT_TRUE(Start().ok());
+  ASSERT_EQ(Recovery().lost_spaces_size(), 1);
+  EXPECT_EQ(Recovery().lost_spaces(0).reason(), "damaged");
+  EXPECT_EQ(Recovery().lost_spaces(0).sealed_blocks(), 3u);
+}
+
+TEST_F(RecoveryTest, AStartThatFindsWhatItMayNotUseSaysWhy) {
+  ASSERT_TRUE(Start().ok());
+  Sleeper process;
+  ASSERT_NE(Open(process.credentials()), nullptr) << opened_;
+  link_->Distrust();  // It has lost a GPU.
+  ASSERT_TRUE(Start().ok());
+  EXPECT_EQ(Recovery().start(), "gpu_lost");
+  ASSERT_NE(Open(process.credentials()), nullptr) << opened_;
+  End();
+  auto link = KeeperLink::Join(keeper_->Connect(), "GPU-1");
+  ASSERT_TRUE(link.ok()) << link.status();
+  EXPECT_EQ((*link)->cold(), ColdStart::kOtherDevices);
+}
+
+TEST_F(RecoveryTest, TheFirstAnswerIsTimed) {
+  ASSERT_TRUE(Start().ok());
+  options_.began_ms = clock_.NowMs();
+  ASSERT_TRUE(Start().ok());
+  Sleeper process;
+  auto engine = Open(process.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  EXPECT_EQ(Recovery().first_answer_seconds(), 0);
+  clock_.Advance(250);
+  engine->Lease(1);
+  clock_.Advance(250);
+  engine->Lease(1);
+  EXPECT_EQ(Recovery().first_answer_seconds(), 0.25);
 }
 
 TEST_F(RecoveryTest, ADaemonThatWentOnAloneLeavesNothingToTheNext) {
@@ -513,6 +610,7 @@ TEST_F(RecoveryTest, ADaemonThatWentOnAloneLeavesNothingToTheNext) {
   second.reset();
   ASSERT_TRUE(Start().ok());
   EXPECT_EQ(Blocks().capacity(), 0u) << "the blocks of a living process are free";
+  EXPECT_EQ(Recovery().start(), "went_alone");
   // It keeps again, for the one after it.
   first = Open(known.credentials());
   ASSERT_NE(first, nullptr) << opened_;
@@ -564,6 +662,10 @@ TEST_F(RecoveryTest, OfTwoSpacesWithOneKeyTheNewerIsTakenAndTheOlderGoes) {
   ASSERT_EQ(spaces.spaces_size(), 1);
   EXPECT_EQ(spaces.spaces(0).space(), 2u);
   EXPECT_EQ(spaces.spaces(0).blocks().sealed(), 5u);
+  const v1::GetRecoveryResponse recovery = Recovery();
+  ASSERT_EQ(recovery.lost_spaces_size(), 1) << recovery.ShortDebugString();
+  EXPECT_EQ(recovery.lost_spaces(0).space(), 1u);
+  EXPECT_EQ(recovery.lost_spaces(0).reason(), "superseded");
   // What the older one had in the budget can be had again.
   EXPECT_EQ(daemon_->Snapshot().devices.front().used_bytes(), spaces.spaces(0).bytes());
 }

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/base/shared_memory.h"
 #include "server/space/kept_facts.h"
 #include "server/space/member_log.h"
 #include "server/space/session.h"
@@ -19,6 +20,16 @@ namespace {
 using ::testing::HasSubstr;
 
 using ResumeTest = RecoveryTest;
+
+// The only session that was lost, and why.
+v1::LostSession OnlyLost(const v1::RecoveredSpace& space) {
+  EXPECT_EQ(space.sessions_back() + space.sessions_waiting(), 0u) << space.ShortDebugString();
+  EXPECT_EQ(space.lost_size(), 1) << space.ShortDebugString();
+  if (space.lost_size() != 1) return {};
+  EXPECT_EQ(space.lost_sessions().at(space.lost(0).reason()), 1u);
+  EXPECT_EQ(space.lost(0).client_name(), "engine");
+  return space.lost(0);
+}
 
 TEST_F(ResumeTest, ASessionGoesOnWhenItsProcessComesBack) {
   ASSERT_TRUE(Start().ok());
@@ -38,8 +49,11 @@ TEST_F(ResumeTest, ASessionGoesOnWhenItsProcessComesBack) {
 
   for (int round = 0; round < 3; ++round) {
     ASSERT_TRUE(Start().ok());
+    EXPECT_EQ(RecoveredSpace().sessions_waiting(), 1u);
     engine = ComeBack(*engine, process.credentials());
     ASSERT_NE(engine, nullptr);
+    EXPECT_EQ(RecoveredSpace().sessions_back(), 1u);
+    EXPECT_EQ(RecoveredSpace().sessions_waiting(), 0u);
     const v1::StepResponse same = engine->Step(unheard);
     EXPECT_EQ(same.results(0).release().refused_size(), 0);
     EXPECT_EQ(same.results(1).lease().ShortDebugString(), first.results(1).lease().ShortDebugString());
@@ -201,6 +215,7 @@ TEST_F(ResumeTest, WhoStaysAwayForTooLongIsEndedAndKeepsItsBlocksUntilItsProcess
   clock_.Advance(options_.reattach_ms);
   daemon_->HousekeepOnce();
   EXPECT_EQ(Blocks().quarantined(), 5u);
+  EXPECT_EQ(OnlyLost(RecoveredSpace()).reason(), "away");
   EXPECT_EQ(Refusal(*engine, process.credentials()).code(), absl::StatusCode::kFailedPrecondition);
   process.Kill();
   daemon_->HousekeepOnce();
@@ -217,6 +232,7 @@ TEST_F(ResumeTest, WhoDiedWhileTheDaemonWasGoneGivesBack) {
   ASSERT_TRUE(Start().ok());
   process.Kill();
   daemon_->HousekeepOnce();
+  EXPECT_EQ(OnlyLost(RecoveredSpace()).reason(), "died");
   const v1::StateCounts counts = Blocks();
   EXPECT_EQ(counts.free(), counts.capacity()) << counts.ShortDebugString();
 }
@@ -278,6 +294,8 @@ TEST_F(ResumeTest, ASessionWithAnEpisodeDoesNotGoOn) {
   ASSERT_EQ(result.code(), 0) << result.message();
   ASSERT_TRUE(Start().ok());
   EXPECT_EQ(Refusal(*engine, process.credentials()).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(OnlyLost(RecoveredSpace()).reason(), "not_kept");
+  EXPECT_THAT(OnlyLost(RecoveredSpace()).detail(), HasSubstr("episodes"));
   EXPECT_EQ(Blocks().sealed(), 2u) << "its process lives";
 }
 
@@ -465,6 +483,7 @@ TEST_F(ResumeGroupTest, ARankThatDiedInTheGapEndsIt) {
   ASSERT_TRUE(Start().ok());
   EXPECT_EQ(RefusalOf(0), absl::StatusCode::kNotFound);
   EXPECT_EQ(RefusalOf(1), absl::StatusCode::kNotFound);
+  EXPECT_EQ(OnlyLost(RecoveredSpace()).reason(), "died");
   processes_[0].Kill();
   daemon_->HousekeepOnce();
   EXPECT_EQ(Blocks().quarantined(), 5u) << "rank 0 lives, and writes";
@@ -572,7 +591,44 @@ TEST_F(ResumeGroupTest, WithoutTheLogOfAMemberItDoesNotGoOn) {
   ASSERT_TRUE(Start().ok());
   for (size_t member = 0; member < kMembers; ++member)
     EXPECT_EQ(RefusalOf(member), absl::StatusCode::kNotFound);
+  EXPECT_EQ(OnlyLost(RecoveredSpace()).reason(), "incomplete");
   EXPECT_EQ(Blocks().quarantined(), 4u) << "their processes live";
+}
+
+TEST_F(ResumeTest, ASessionWhoseLogIsDamagedDoesNotGoOnAndAnOperatorMayEndOneThatIsAwaited) {
+  ASSERT_TRUE(Start().ok());
+  Sleeper process;
+  auto engine = Open(process.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  const uint64_t session = engine->opened.session();
+  ASSERT_TRUE(Start().ok());
+  v1::EndSessionRequest request;
+  request.set_session(session);
+  v1::EndSessionResponse response;
+  ASSERT_TRUE(daemon_->EndSession(request, &response).ok());
+  EXPECT_EQ(OnlyLost(RecoveredSpace()).reason(), "other");
+  Sleeper another;
+  engine = Open(another.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  const uint64_t damaged = engine->opened.session();
+  End();
+  {
+    auto link = KeeperLink::Join(keeper_->Connect());
+    ASSERT_TRUE(link.ok());
+    for (KeptThing& thing : (*link)->TakeInherited()) {
+      thing.kept.Forget();
+      KeptLog log;
+      if (thing.kind != KeptKind::kLog || !ReadFacts(thing.facts, &log)) continue;
+      if (std::string(log.token, sizeof(log.token)) != engine->token) continue;
+      const auto memory = SharedMemory::Map(std::move(thing.fd));
+      ASSERT_TRUE(memory.ok()) << memory.status();
+      memory->data()[0] ^= 1;
+    }
+    (*link)->Leave();
+  }
+  ASSERT_TRUE(Start().ok());
+  EXPECT_EQ(OnlyLost(RecoveredSpace()).reason(), "damaged");
+  EXPECT_EQ(RecoveredSpace().lost(0).session(), damaged) << "the one that had ended before was not lost";
 }
 
 }  // namespace
