@@ -253,7 +253,7 @@ def vllm_rate(store):
             error = 1.25 * statistics.stdev(ratios) / math.sqrt(len(ratios))  # Of a median, were they normal: an upper bound here.
             row += [*(_middle(some) for some in rates), f"{_middle(ratios, '{:+.1f}')} ± {error:.1f}"]
         rows.append(row)
-    return f"""Decoding of {vllm_speed.ANSWER} tokens behind prompts of {vllm_speed.CONTEXT}, Gemma 3 270M, bfloat16, blocks of 32. Two live engines on one core: {vllm_speed.SLICE} steps of the one, then as many of
+    return f"""Decoding of {vllm_speed.ANSWER} tokens behind prompts of {vllm_speed.CONTEXTS[1]} (batch 32: {vllm_speed.CONTEXTS[32]}), Gemma 3 270M, bfloat16, blocks of 32. Two live engines on one core: {vllm_speed.SLICES[1]} steps of the one (batch 32: {vllm_speed.SLICES[32]}), then as many of
 the other, which waits meanwhile; who is first changes. n is the number of such pairs. Tokens a second: median (middle half). The difference is
 that of each pair in percent, median (middle half) ± standard error of the median; negative: the pool is slower. By the clock, and by the time
 that the processor gave the engine, the client's threads included. Nothing else ran on the machine.
