@@ -207,6 +207,7 @@ absl::Status Daemon::RecoverSpace(std::unique_ptr<SpaceTable>* kept_table, Remai
                               {"resumed", resumed.size()},
                               {"dropped", found.damaged()},
                               {"cut_links", found.cut_links},
+                              {"lost_aliases", found.lost_aliases},
                               {"recovery_ms", took.count()}});
   if (found.forgets_sums) {
     LogWarning("sums of content end with this daemon",

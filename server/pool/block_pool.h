@@ -88,7 +88,7 @@ class BlockPool {
   BlockPool& operator=(const BlockPool&) = delete;
 
   // Takes over what an earlier pool of the same options left in the table (PoolTable): its first `blocks` blocks. What
-  // sessions held stays held. What was done since the last Commit is undone. Aliases and ghosts are lost.
+  // sessions held stays held. What was done since the last Commit is undone. Ghosts are lost.
   // So is the policy: until another has taken over the least recently used block leaves (has_stand_in).
   // REQUIRES: there is a table, and nothing else was called before.
   RecoveredPool Recover(TimeMs now, uint32_t blocks);

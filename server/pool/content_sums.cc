@@ -41,6 +41,7 @@ void BlockPool::Condemn(BlockRef ref) {
   if (!IsResident(ref) || rep_->is_condemned(Index(ref.id))) return;
   rep_->Believe(Index(ref.id));
   rep_->TakeKeys(Index(ref.id));
+  rep_->records[Index(ref.id)].flags &= static_cast<uint8_t>(~BlockRecord::kAliased);
   // The sum stays in the table: whoever takes over doubts the block by it.
   rep_->condemned.insert(Index(ref.id));
 }

@@ -165,6 +165,11 @@ class PoolRep final {
   void TouchOne(uint32_t b);
   // Steps of Seal (seal.cc).
   SealVerdict HoldCanonical(Holder session, uint32_t b, uint32_t mapped_end);
+  // Those of a block's keys that name none, each once, into scratch_aliases.
+  void TakeNewAliases(absl::Span<const BlockKey> keys);
+  // For the next process. The block is not to be found by them yet: neither here nor, before its state says that it is resident,
+  // there. REQUIRES: the word with its flags is saved.
+  void KeepAliases(uint32_t b, uint8_t group, absl::Span<const BlockKey> aliases);
   SealVerdict SealOne(Holder session, const SealEntry& entry, uint64_t hash, uint32_t parent,
                       uint32_t mapped_end);
 
@@ -198,6 +203,7 @@ class PoolRep final {
   uint32_t RecoverHolds(RecoveredPool* found);
   void IndexRecovered(uint64_t hash, uint32_t b, RecoveredPool* found);
   void RecoverIndex(RecoveredPool* found, VirtualArray<Remains>* remains);
+  void RecoverAliases(uint32_t b, RecoveredPool* found);
   void RecoverChains(RecoveredPool* found, VirtualArray<Remains>* remains);
   void RecoverStates(RecoveredPool* found, VirtualArray<Remains>* remains);
   // What the table says of the block's protection; nothing where that is of another life of it, or over.

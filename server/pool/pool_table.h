@@ -6,8 +6,9 @@
 //   holds                           every verb that takes or gives them     the answer
 //   protections                     Pin, SetRetention, their ends           the answer
 //   sums of content                 KeepSum                                 nothing that is answered
+//   aliases                         Seal                                    the state, and kAliased with it
 //
-// Nothing else of a record counts after a crash, but for kProtected: refs, children, lists and the index are computed again. A
+// Nothing else of a record counts after a crash, but for kProtected and kAliased: refs, children, lists and the index are computed again. A
 // process may be killed between any two stores, and what it leaves is right, for a block's fate depends on two things only:
 //
 //                 resident, and the record is whole     anything else
@@ -20,8 +21,10 @@
 #ifndef KVPOOL_SERVER_POOL_POOL_TABLE_H_
 #define KVPOOL_SERVER_POOL_POOL_TABLE_H_
 
+#include <array>
 #include <cstdint>
 
+#include "proto/support/limits.h"
 #include "server/pool/block_record.h"
 #include "server/pool/hold_table.h"
 #include "server/pool/key_hash.h"
@@ -32,9 +35,9 @@ namespace kvpool {
 class PoolTable {
  public:
   static uint64_t Bytes(uint32_t max_blocks, uint32_t sessions) {
-    return BytesWithoutSums(max_blocks, sessions) + max_blocks * sizeof(uint64_t);
+    return AliasesAt(max_blocks, sessions) + max_blocks * sizeof(KeptAliases);
   }
-  // Of a table of before there were sums.
+  // Of a table of before there were sums and aliases.
   static uint64_t BytesWithoutSums(uint32_t max_blocks, uint32_t sessions) {
     return ProtectionsAt(max_blocks, sessions) + max_blocks * sizeof(KeptProtection);
   }
@@ -53,8 +56,8 @@ class PoolTable {
         undo(reinterpret_cast<UndoLog::Entry*>(static_cast<char*>(data) + UndoAt(max_blocks, sessions))),
         protections(reinterpret_cast<KeptProtection*>(static_cast<char*>(data) +
                                                       ProtectionsAt(max_blocks, sessions))),
-        sums(reinterpret_cast<uint64_t*>(static_cast<char*>(data) + BytesWithoutSums(max_blocks, sessions))) {
-  }
+        sums(reinterpret_cast<uint64_t*>(static_cast<char*>(data) + BytesWithoutSums(max_blocks, sessions))),
+        aliases(reinterpret_cast<KeptAliases*>(static_cast<char*>(data) + AliasesAt(max_blocks, sessions))) {}
 
   // What lies behind these was never used: the memory there need not be looked at.
   struct Begun {
@@ -76,6 +79,28 @@ class PoolTable {
     uint32_t generation() const { return static_cast<uint32_t>(whose >> 32); }
     uint32_t priority() const { return static_cast<uint32_t>(whose); }
   };
+  // The keys of a block besides the chain's, if its record has kAliased and the generation is the record's. Pages without such
+  // a block take no memory.
+  struct KeptAliases {
+    static constexpr uint32_t kMost = kMaxKeysPerBlock - 1;
+    uint64_t whose;  // The generation, above, and how many there are.
+    uint32_t checksum;
+    uint8_t raw[kMost];  // BlockKey::raw of each. Their group is the block's.
+    std::array<uint8_t, 32> keys[kMost];
+    uint32_t generation() const { return static_cast<uint32_t>(whose >> 32); }
+    uint32_t count() const { return static_cast<uint32_t>(whose); }
+    // REQUIRES: count() <= kMost.
+    uint32_t Checksum(uint32_t block, uint8_t group) const {
+      uint64_t sum = whose ^ uint64_t{block} << 16;
+      for (uint32_t i = 0; i < count(); ++i)
+        sum = sum * 0x9e3779b97f4a7c15u ^ HashKeyWith(kPublicKeyHash, key(i, group));
+      return static_cast<uint32_t>(sum ^ sum >> 32);
+    }
+    BlockKey key(uint32_t i, uint8_t group) const {
+      return {.bytes = keys[i], .group = group, .raw = raw[i] != 0};
+    }
+  };
+  static_assert(sizeof(KeptAliases) == 248);
   Begun& begun;
   BlockRecord* const records;  // Indexed by block, as are the checksums.
   uint32_t* const checksums;
@@ -88,6 +113,7 @@ class PoolTable {
   // is none, so that those of a daemon that knows no sums, and has the table in between, are told apart by themselves. Pages
   // without one take no memory.
   uint64_t* const sums;
+  KeptAliases* const aliases;  // Indexed by block.
 
  private:
   static constexpr uint64_t kRecordsAt = 64;
@@ -97,6 +123,9 @@ class PoolTable {
   }
   static uint64_t UndoAt(uint32_t max_blocks, uint32_t sessions) {
     return PagesAt(max_blocks) + Pages(max_blocks, sessions) * sizeof(HoldPage);
+  }
+  static uint64_t AliasesAt(uint32_t max_blocks, uint32_t sessions) {
+    return BytesWithoutSums(max_blocks, sessions) + max_blocks * sizeof(uint64_t);
   }
   static uint64_t ProtectionsAt(uint32_t max_blocks, uint32_t sessions) {
     return UndoAt(max_blocks, sessions) + UndoLog::Entries(max_blocks) * sizeof(UndoLog::Entry);

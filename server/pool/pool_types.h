@@ -100,7 +100,8 @@ struct PoolOptions {
   // zero, or as a pool of the same options left it (BlockPool::Recover). Null: the pool has its own.
   void* table = nullptr;
   uint32_t table_sessions = 0;  // So many sessions at once have room in the table for their holds.
-  bool table_has_sums = false;  // It has room for sums of content (PoolTable::Bytes).
+  // It has room for sums of content and for aliases (PoolTable::Bytes). A table of the version before has not.
+  bool table_has_sums = false;
   // Sums of content are kept, and what Recover finds with a sum is doubted.
   bool keeps_sums = false;
 };
@@ -116,7 +117,7 @@ struct Retention {
 
 struct SealEntry {
   BlockRef block;
-  // One or more keys of one group. The last is the chain's, those before it are aliases.
+  // One to kMaxKeysPerBlock keys of one group. The last is the chain's, those before it are aliases.
   absl::Span<const BlockKey> keys;
   // If the chain's key names a block already, that block is touched instead of held.
   bool leave_duplicate = false;
@@ -176,6 +177,7 @@ struct RecoveredPool {
   uint64_t half_turn = 0;
   std::array<uint32_t, kBlockLosses> lost{};  // Indexed by BlockLoss.
   uint32_t cut_links = 0;                     // Links to parents that are not there.
+  uint32_t lost_aliases = 0;                  // Blocks whose further keys are damaged, or were not kept.
   uint32_t unsummed = 0;  // Blocks without a sum, which are believed; counted with keeps_sums.
   bool forgets_sums =
       false;  // Sums are kept, and the table has no room for them: the next process finds none.

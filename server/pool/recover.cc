@@ -216,6 +216,7 @@ void PoolRep::IndexRecovered(uint64_t hash, uint32_t b, RecoveredPool* found) {
 
 void PoolRep::RecoverIndex(RecoveredPool* found, VirtualArray<Remains>* remains) {
   index.Expect(next_new);
+  std::vector<uint32_t> aliased;
   std::array<uint64_t, kRecoveredTogether> hashes;
   for (size_t first = 1; first < next_new; first += kRecoveredTogether) {
     const size_t end = std::min<size_t>(first + kRecoveredTogether, next_new);
@@ -242,8 +243,31 @@ void PoolRep::RecoverIndex(RecoveredPool* found, VirtualArray<Remains>* remains)
       } else {
         IndexRecovered(hash, block, found);
         (*remains)[b] = {.parent = r.parent, .group = r.group(), .whole = true};
+        if (r.has(BlockRecord::kAliased)) aliased.push_back(block);
       }
     }
+  }
+  // What is under its own key comes first.
+  for (const uint32_t b : aliased) {
+    if (!is_condemned(b)) RecoverAliases(b, found);
+  }
+}
+
+// Some may name other blocks by now only if the table is damaged: a key that is an alias is no block's own meanwhile.
+void PoolRep::RecoverAliases(uint32_t b, RecoveredPool* found) {
+  const BlockRecord& r = records[b];
+  const auto is_whole = [&](const PoolTable::KeptAliases& kept) {
+    return kept.generation() == r.generation && kept.count() <= PoolTable::KeptAliases::kMost &&
+           kept.checksum == kept.Checksum(b, r.group());
+  };
+  if (!options.table_has_sums || !is_whole(table->aliases[b])) {
+    ++found->lost_aliases;
+    return;
+  }
+  const PoolTable::KeptAliases& kept = table->aliases[b];
+  for (uint32_t i = 0; i < kept.count(); ++i) {
+    const BlockKey alias = kept.key(i, r.group());
+    if (Find(alias) == 0) index.AddAlias(alias, b);
   }
 }
 
@@ -324,7 +348,8 @@ void PoolRep::RecoverStates(RecoveredPool* found, VirtualArray<Remains>* remains
     std::optional<Protection> kept;
     if (of[b].whole && r.has(BlockRecord::kProtected)) kept = KeptProtectionOf(b);
     // One store, so that an heir of this process finds it, too.
-    r.flags = kept.has_value() ? BlockRecord::kProtected : 0;
+    r.flags = static_cast<uint8_t>((kept.has_value() ? BlockRecord::kProtected : 0) |
+                                   (index.has_aliases(b) ? BlockRecord::kAliased : 0));
     if (kept.has_value()) {
       protections[b] = *kept;
       if (kept->priority != kDefaultPriority) deadlines.emplace(kept->retention_due, b, Deadline::kRetention);

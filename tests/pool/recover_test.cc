@@ -87,6 +87,7 @@ struct Fate {
   bool pinned = false;
   uint8_t priority = kDefaultPriority;
   std::map<uint64_t, uint32_t> holds;  // The key is the session's id.
+  std::vector<std::string> aliases;    // Names of further keys that find it.
   friend bool operator==(const Fate&, const Fate&) = default;
 };
 using Fates = std::vector<Fate>;
@@ -110,11 +111,30 @@ Fate FateOf(const BlockPool& pool, uint32_t b) {
   return fate;
 }
 
+uint8_t GroupOf(uint32_t number) { return number % 8 == 7 ? 1 : 0; }
+BlockKey KeyOf(uint32_t number) { return Key(absl::StrCat("key ", number), GroupOf(number)); }
+BlockKey AliasOf(uint32_t number) { return Key(absl::StrCat("alias ", number), GroupOf(number)); }
+
+// Names of the keys that find each block and are not its own, by block.
+std::map<uint32_t, std::vector<std::string>> AliasesIn(const BlockPool& pool) {
+  std::map<uint32_t, std::vector<std::string>> aliases;
+  for (uint32_t number = 0; number < kKeys; ++number) {
+    for (const auto& [name, key] : {std::pair(absl::StrCat("key ", number), KeyOf(number)),
+                                    std::pair(absl::StrCat("alias ", number), AliasOf(number))}) {
+      const BlockRef block = pool.Find(key);
+      if (block != kNullRef && pool.View(block.id, 0)->key != key) aliases[Index(block.id)].push_back(name);
+    }
+  }
+  return aliases;
+}
+
 // The fates in a pool whose sessions are these, by id.
 Fates FatesOf(const BlockPool& pool, const std::map<uint64_t, Holder>& sessions) {
   Fates fates(1);
+  std::map<uint32_t, std::vector<std::string>> aliases = AliasesIn(pool);
   for (uint32_t b = 1; b <= kBlocks; ++b) {
     Fate fate = FateOf(pool, b);
+    fate.aliases = std::move(aliases[b]);
     for (const auto& [id, holder] : sessions) {
       if (const uint32_t holds = pool.holds(holder, BlockId{b}); holds > 0) fate.holds[id] = holds;
     }
@@ -164,29 +184,6 @@ void ExpectAllComesBack(Recovered* recovered) {
     EXPECT_GT(block.generation, recovered->fates[Index(block.id)].generation);
   }
   pool.CheckInvariants();
-}
-
-uint8_t GroupOf(uint32_t number) { return number % 8 == 7 ? 1 : 0; }
-BlockKey KeyOf(uint32_t number) { return Key(absl::StrCat("key ", number), GroupOf(number)); }
-BlockKey AliasOf(uint32_t number) { return Key(absl::StrCat("alias ", number), GroupOf(number)); }
-
-// How many keys find a block that is not sealed under them. Every block that is resident and not condemned is found under its own.
-uint32_t AliasesIn(const BlockPool& pool) {
-  uint32_t found = 0, aliases = 0;
-  for (uint32_t number = 0; number < kKeys; ++number) {
-    for (const BlockKey& key : {KeyOf(number), AliasOf(number)}) {
-      const BlockRef block = pool.Find(key);
-      if (block == kNullRef) continue;
-      const bool own = pool.View(block.id, 0)->key == key;
-      ++(own ? found : aliases);
-    }
-  }
-  const auto counts = pool.counts();
-  uint32_t condemned = 0;
-  for (uint32_t b = 1; b <= kBlocks; ++b) condemned += pool.IsCondemned(pool.View(BlockId{b}, 0)->ref);
-  EXPECT_EQ(found + condemned, counts[static_cast<size_t>(BlockState::kSealed)] +
-                                   counts[static_cast<size_t>(BlockState::kCached)]);
-  return aliases;
 }
 
 enum class Verb : uint8_t {
@@ -472,6 +469,37 @@ class Player {
   std::vector<uint64_t> open_;
 };
 
+// Empty if all is as before a verb or after it, but for what nobody was told: what was cached may have left, and pins and
+// priorities may be either. Else the first block that is neither.
+std::string WhyNeither(const Fates& before, const Fates& now, const Fates& after) {
+  if (now == after) return "";
+  for (uint32_t b = 1; b <= kBlocks; ++b) {
+    Fate expected = before[b];
+    const bool may_leave =
+        before[b].holds.empty() && !(after[b].resident && after[b].generation == before[b].generation);
+    if (expected.resident && !now[b].resident && may_leave) {
+      expected = Fate{.generation = expected.generation};
+    } else if (expected.resident) {
+      if (now[b].pinned == after[b].pinned) expected.pinned = now[b].pinned;
+      // It may have been halved again and again.
+      const auto [least, most] = std::minmax(before[b].priority, after[b].priority);
+      if (now[b].priority >= least && now[b].priority <= most) expected.priority = now[b].priority;
+    }
+    if (now[b] == expected) continue;
+    const auto words = [](const Fate& fate) {
+      std::string text =
+          absl::StrCat("generation ", fate.generation, fate.resident ? ", resident" : "", ", parent ",
+                       fate.parent, fate.pinned ? ", pinned" : "", ", priority ", fate.priority);
+      for (const std::string& alias : fate.aliases) absl::StrAppend(&text, ", ", alias);
+      for (const auto& [session, holds] : fate.holds) absl::StrAppend(&text, ", ", holds, " of ", session);
+      return text;
+    };
+    return absl::StrCat("block ", b, " was: ", words(before[b]), "; is: ", words(now[b]),
+                        "; would be: ", words(after[b]));
+  }
+  return "";
+}
+
 TEST(RecoverTest, AfterEachVerbAllIsAsItWas) {
   uint32_t aliases = 0, sealed_again = 0, sums = 0, moved = 0;
   for (uint64_t seed = 1; seed <= 30; ++seed) {
@@ -481,11 +509,12 @@ TEST(RecoverTest, AfterEachVerbAllIsAsItWas) {
     for (int step = 0; step < 400; ++step) {
       player.Step();
       Recovered recovered = Recover(table.Image(), &copy);
-      ASSERT_EQ(recovered.fates, FatesOf(*player.pool, player.sessions)) << "step " << step;
+      const Fates fates = FatesOf(*player.pool, player.sessions);
+      ASSERT_EQ(WhyNeither(fates, recovered.fates, fates), "") << "step " << step;
       const uint32_t twins = recovered.found.lost_as(BlockLoss::kDuplicate);
       ASSERT_EQ(recovered.found.damaged() - twins + recovered.found.cut_links, 0u);
-      ASSERT_EQ(AliasesIn(*recovered.pool), 0u);
-      aliases += AliasesIn(*player.pool);
+      ASSERT_EQ(recovered.found.lost_aliases, 0u);
+      for (const Fate& fate : recovered.fates) aliases += static_cast<uint32_t>(fate.aliases.size());
       sealed_again += twins;
       for (uint32_t b = 1; b <= kBlocks; ++b) {
         const BlockView view = *player.pool->View(BlockId{b}, 0);
@@ -499,7 +528,7 @@ TEST(RecoverTest, AfterEachVerbAllIsAsItWas) {
     }
     moved += player.pool->counters().moved;
   }
-  EXPECT_GT(aliases, 10000u) << "none was there to be lost";
+  EXPECT_GT(aliases, 10000u);
   EXPECT_GT(sealed_again, 1000u);
   EXPECT_GT(sums, 10000u);
   EXPECT_GT(moved, 20u);
@@ -610,36 +639,6 @@ TEST(RecoverTest, WhatWasUsedAfterwardsLeavesLastWithAStandInAndUnderItsSuccesso
   EXPECT_GT(all_used, 100u);
 }
 
-// Empty if all is as before a verb or after it, but for what nobody was told: what was cached may have left, and pins and
-// priorities may be either. Else the first block that is neither.
-std::string WhyNeither(const Fates& before, const Fates& now, const Fates& after) {
-  if (now == after) return "";
-  for (uint32_t b = 1; b <= kBlocks; ++b) {
-    Fate expected = before[b];
-    const bool may_leave =
-        before[b].holds.empty() && !(after[b].resident && after[b].generation == before[b].generation);
-    if (expected.resident && !now[b].resident && may_leave) {
-      expected = Fate{.generation = expected.generation};
-    } else if (expected.resident) {
-      if (now[b].pinned == after[b].pinned) expected.pinned = now[b].pinned;
-      // It may have been halved again and again.
-      const auto [least, most] = std::minmax(before[b].priority, after[b].priority);
-      if (now[b].priority >= least && now[b].priority <= most) expected.priority = now[b].priority;
-    }
-    if (now[b] == expected) continue;
-    const auto words = [](const Fate& fate) {
-      std::string text =
-          absl::StrCat("generation ", fate.generation, fate.resident ? ", resident" : "", ", parent ",
-                       fate.parent, fate.pinned ? ", pinned" : "", ", priority ", fate.priority);
-      for (const auto& [session, holds] : fate.holds) absl::StrAppend(&text, ", ", holds, " of ", session);
-      return text;
-    };
-    return absl::StrCat("block ", b, " was: ", words(before[b]), "; is: ", words(now[b]),
-                        "; would be: ", words(after[b]));
-  }
-  return "";
-}
-
 // How the child came to its next stop.
 enum class Stop { kMark, kStep, kEnd };
 Stop Continue(pid_t child, __ptrace_request how) {
@@ -730,7 +729,7 @@ TEST(RecoverTest, AfterEachInstructionThatStoresNothingIsLostAndNothingIsTwice) 
       if (table.Is(third)) continue;
       first = std::exchange(second, std::exchange(third, table.Image()));
       Recovered recovered = Recover(third, &copy);
-      ASSERT_EQ(AliasesIn(*recovered.pool), 0u);
+      ASSERT_EQ(recovered.found.lost_aliases, 0u);
       ExpectAllComesBack(&recovered);
       torn.push_back(std::move(recovered.fates));
       const Swap swap = first.empty() ? Swap::kNone : SwapOf(table.view(), first, second, third);
@@ -799,6 +798,65 @@ TEST_F(DamagedTableTest, ADamagedBlockThatIsHeldStaysWithItsHolder) {
   EXPECT_EQ(recovered.pool->Find(Key("c")), kNullRef);
   EXPECT_EQ(recovered.pool->Find(Key("b")), blocks_[1]);
   ExpectAllComesBack(&recovered);
+}
+
+class AliasedTest : public DamagedTableTest {
+ protected:
+  // The third block is sealed under aliases, too, in a pool that begins anew.
+  void SetUp() override {
+    DamagedTableTest::SetUp();
+    ASSERT_EQ(pool_->Lease(session_, 1001, 1, 1, &blocks_).leased, 1u);
+    const std::vector<BlockKey> keys = Keys({"d'", "d''", "d"});
+    const SealEntry entry = {blocks_[3], keys};
+    SealVerdict outcome;
+    pool_->Seal(session_, 1001, nullptr, {&entry, 1}, {&outcome, 1});
+    ASSERT_EQ(outcome.verdict, Verdict::kDone);
+    pool_->Commit();
+  }
+  PoolTable::KeptAliases& kept() { return table_.view().aliases[Index(blocks_[3].id)]; }
+};
+
+TEST_F(AliasedTest, AnHeirsHeirFindsThem) {
+  Recovered heir = Recover(table_.Image(), &copy_);
+  Recovered next = Recover(copy_.Image(), &third_);
+  for (const Recovered* each : {&heir, &next}) {
+    for (const char* key : {"d'", "d''", "d"}) EXPECT_EQ(each->pool->Find(Key(key)), blocks_[3]) << key;
+    EXPECT_EQ(each->found.lost_aliases, 0u);
+  }
+  ExpectAllComesBack(&next);
+  EXPECT_EQ(next.pool->Find(Key("d'")), kNullRef);
+}
+
+TEST_F(AliasedTest, DamagedOnesAreLostAndTheBlockIsNot) {
+  const std::string whole = table_.Image();
+  const auto damage = [&](auto how) {
+    table_.CopyFrom(whole);
+    how();
+    Recovered recovered = Recover(table_.Image(), &copy_);
+    EXPECT_EQ(recovered.found.lost_aliases, 1u);
+    EXPECT_EQ(recovered.pool->Find(Key("d'")), kNullRef);
+    EXPECT_EQ(recovered.pool->Find(Key("d")), blocks_[3]);
+    ExpectAllComesBack(&recovered);
+  };
+  damage([&] { kept().keys[1][7] ^= 1; });
+  damage([&] { kept().raw[0] ^= 1; });
+  damage([&] { kept().whose += PoolTable::KeptAliases::kMost; });
+  // Of the block's life before.
+  damage([&] {
+    kept().whose -= uint64_t{1} << 32;
+    kept().checksum = kept().Checksum(Index(blocks_[3].id), 0);
+  });
+}
+
+TEST_F(AliasedTest, ATableOfBeforeHasNone) {
+  copy_.CopyFrom(table_.Image());
+  PoolOptions options = OptionsIn(copy_.data());
+  options.table_has_sums = false;
+  BlockPool pool(options, *MakeReplacementPolicy("lru", kBlocks + 1));
+  EXPECT_EQ(pool.Recover(kRecovered, kBlocks).lost_aliases, 1u);
+  pool.CheckInvariants();
+  EXPECT_EQ(pool.Find(Key("d'")), kNullRef);
+  EXPECT_EQ(pool.Find(Key("d")), blocks_[3]);
 }
 
 TEST_F(DamagedTableTest, ADamagedBlockThatNobodyHoldsIsFree) {
