@@ -105,9 +105,7 @@ void AddPlaceFlags(CommandLine* line, Flags* flags) {
   flags->AddText(
       "keeper", "off",
       "on: a small process starts the daemon, and another one when that is killed, which goes on with what "
-      "was "
-      "sealed. Host memory only; prune, and compact without keep_sources, are not offered. off: what is "
-      "cached ends with the daemon",
+      "was sealed. off: what is cached ends with the daemon",
       [&settings](absl::string_view text) -> absl::Status {
         if (text != "on" && text != "off") return Invalid(absl::StrCat("\"", text, "\" is not on or off"));
         settings.keeper = text == "on";

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -137,12 +138,7 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
     return {};
   }
   AwaitOthers(turn, *session);
-  member->answers.Acknowledge(request.acknowledged());
-  while (member->completions.Acknowledge(request.acknowledged(), Turn::kNames)) {
-    turn.Worked(Turn::kNames);
-    turn.Breathe();
-    AwaitOthers(turn, *session);
-  }
+  Acknowledge(turn, member, request.acknowledged());
   switch (member->answers.Look(request.sequence())) {
     case AnswerWindow::Seen::kForgotten:
       SetStatus(Forgotten(request.sequence(), *member), response);
@@ -190,9 +186,11 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
   // A verb was parked and applied inside this batch: the answer has its result, for a repetition too.
   size_t room_in_place = kFoldedBytes;
   for (bool more = member->completions.any_waiting(); more; turn.Breathe()) {
-    const size_t folded = member->completions.Fold(&room_in_place, Completions::kMostFolded, response).size();
-    turn.Worked(folded);
-    more = folded == Completions::kMostFolded;
+    const std::vector<uint32_t> folded =
+        member->completions.Fold(&room_in_place, Completions::kMostFolded, response);
+    for (const uint32_t index : folded) member->owed.Fold(request.sequence(), index);
+    turn.Worked(folded.size());
+    more = folded.size() == Completions::kMostFolded;
   }
   EndApplying(turn, session);
   SetFreeBlocks(*session, response);
@@ -218,7 +216,7 @@ void Batches::ApplyUnary(Turn& turn, Member* member, const v1::Call& call, v1::O
   absl::Status status = ValidateCall(call, operation);
   if (status.ok()) {
     AwaitOthers(turn, *session);
-    member->answers.Acknowledge(call.acknowledged());
+    Acknowledge(turn, member, call.acknowledged());
     switch (member->answers.Look(call.sequence())) {
       case AnswerWindow::Seen::kForgotten:
         status = Forgotten(call.sequence(), *member);
@@ -252,11 +250,43 @@ void Batches::ApplyUnary(Turn& turn, Member* member, const v1::Call& call, v1::O
   Settle(session);
 }
 
+void Batches::Acknowledge(Turn& turn, Member* member, uint64_t through) {
+  member->answers.Acknowledge(through);
+  member->owed.HearAnswers(member->answers.floor());
+  bool more = true;
+  while (more) {
+    more = member->completions.Acknowledge(through, Turn::kNames, &member->owed);
+    if (member->owed.any_heard()) ReleaseHeard(turn, member);
+    if (!more) return;
+    turn.Worked(Turn::kNames);
+    turn.Breathe();
+    AwaitOthers(turn, *member->session);
+  }
+}
+
+void Batches::ReleaseHeard(Turn& turn, Member* member) {
+  Session* session = member->session;
+  if (session->ended) return;
+  session->applying = true;
+  const absl::Cleanup applied = [session] { session->applying = false; };
+  // In the turn in which the log forgets the result it says that something of it is still under way.
+  Settle(session);
+  while (member->owed.any_heard() && !session->ended) {
+    const std::vector<BlockRef> refs = member->owed.Take(Turn::kNames);
+    session->parked.ReleaseLate(/*due=*/0, v1::Release(), refs);
+    turn.Worked(refs.size());
+    turn.Breathe();
+  }
+  EndApplying(turn, session);
+  Settle(session);
+}
+
 void Batches::Settle(Session* session) const {
   session->CountParked();
   const bool unsettled = state_.below.anyone_waits(session->terms.id) ||
                          session->parked.on_device().verbs > 0 || !session->parked.late().empty() ||
-                         !session->device_operations.empty() || session->episodes.size() > 0;
+                         !session->device_operations.empty() || session->episodes.size() > 0 ||
+                         absl::c_any_of(session->members, [](const auto& member) { return member->owed.any_heard(); });
   for (const auto& member : session->members) {
     if (member->log != nullptr) member->log->SetUnsettled(unsettled);
   }
@@ -278,6 +308,7 @@ void Batches::Replay(Member* member, uint64_t sequence, v1::StepResponse* respon
   const size_t most = AnswerWindow::kMostKept - std::min(member->answers.kept(), AnswerWindow::kMostKept);
   size_t room = kFoldedBytes - std::min(there, kFoldedBytes);
   for (const uint32_t index : member->completions.Fold(&room, most, response)) {
+    member->owed.Fold(sequence, index);
     member->answers.Keep(sequence, index, response->results(static_cast<int>(index)));
   }
 }
@@ -619,6 +650,8 @@ void Batches::OnOperationDone(Turn& turn, DeviceOperation* operation) {
   }
   ParkedVerb verb = session->parked.Finish(operation->id);
   const BlockGates::Id gate = verb.gate;
+  if (state_.facts.kept && operation->status.ok())
+    verb.member->owed.Add(verb.sequence, verb.index, verb.on_stream, std::move(operation->released));
   state_.sessions.Complete(turn, std::move(verb), operation->result);
   Leave(turn, session, gate);
   // A batch that is half applied may name what an operation would be prepared on, or lease its destinations.

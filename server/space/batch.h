@@ -78,6 +78,9 @@ class Batches {
   absl::Status Validate(Turn& turn, const v1::Operation& operation) const;
   // Parks a match that may wait for what is below the pool. False: there is nothing to wait for.
   bool WaitForBelow(Turn& turn, Member* member, const v1::Operation& operation, const Place& place);
+  // Answers through this sequence have arrived: what was remembered for them goes, as do holds that waited for it.
+  void Acknowledge(Turn& turn, Member* member, uint64_t through);
+  void ReleaseHeard(Turn& turn, Member* member);
   // Waits as long as a batch of the session is being applied.
   static void AwaitOthers(Turn& turn, const Session& session);
   // What is under way has changed: on it depends whether the session could go on in another daemon, and how much a fence

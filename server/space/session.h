@@ -33,6 +33,7 @@
 #include "server/space/episode_sets.h"
 #include "server/space/member_log.h"
 #include "server/space/notice_board.h"
+#include "server/space/owed_releases.h"
 #include "server/space/parked_verbs.h"
 #include "server/space/stream_listener.h"
 
@@ -93,6 +94,7 @@ class Member {
   AnswerWindow answers;
   NoticeBoard notices;
   Completions completions;
+  OwedReleases owed;
   std::shared_ptr<StreamListener> listener;
   bool had_stream = false;
   // A batch of it was read and is not applied yet: on a stream that has ended since, maybe. It has one at a time, or streams

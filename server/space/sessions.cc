@@ -128,6 +128,7 @@ void Sessions::OnHangup(Turn& turn, Member* member) {
   if (!member->session->gone) return;
   member->answers.ForgetAll();
   member->completions.Clear();
+  member->owed = OwedReleases();
 }
 
 void Sessions::OnUndelivered(Turn& turn, Member* member) {

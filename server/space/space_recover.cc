@@ -41,6 +41,7 @@ bool RecallLog(Member* member, std::vector<Recalled>* parked) {
         if (!result.ParseFromString(item.bytes)) return false;
         member->answers.Complete(item.sequence, item.index, result, item.on_stream);
         if (item.on_stream) member->completions.Add(item.sequence, item.index, result);
+        member->owed.Add(item.sequence, item.index, item.on_stream, OwedReleases::Of(result));
         break;
       }
       case MemberLog::Kind::kParked: {

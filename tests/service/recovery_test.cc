@@ -697,21 +697,5 @@ TEST(SpaceTableTest, ASpaceWithMorePagesOfHoldsThanCanBeNumberedIsRefused) {
   EXPECT_THAT(std::string(table.status().message()), HasSubstr("max_space_bytes"));
 }
 
-TEST_F(RecoveryTest, WhatReleasesUnheardIsRefused) {
-  ASSERT_TRUE(Start().ok());
-  Sleeper process;
-  auto engine = Open(process.credentials());
-  ASSERT_NE(engine, nullptr) << opened_;
-  const std::vector<uint64_t> blocks = engine->Lease(2);
-  v1::Operation operation;
-  v1::Sequence* sequence = operation.mutable_compact()->mutable_sequence();
-  for (const uint64_t block : blocks) sequence->add_blocks(block);
-  sequence->set_last_block_tokens(16);
-  operation.mutable_compact()->mutable_keep()->add_positions(3);
-  const v1::OperationResult result = engine->Do(operation);
-  EXPECT_EQ(result.code(), static_cast<int>(absl::StatusCode::kUnimplemented)) << result.message();
-  EXPECT_THAT(result.message(), HasSubstr("--keeper=on"));
-}
-
 }  // namespace
 }  // namespace kvpool

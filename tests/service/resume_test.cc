@@ -17,6 +17,7 @@
 namespace kvpool {
 namespace {
 
+using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
 
 using ResumeTest = RecoveryTest;
@@ -186,6 +187,146 @@ TEST_F(ResumeTest, ACompactThatSettledUnheardIsHeardOfFromTheNextDaemon) {
   EXPECT_EQ(engine->Step(batch).results(0).compact().table(0), result.table(0));
   EXPECT_EQ(engine->Release({blocks[0], blocks[1], result.table(0)}).refused_size(), 0);
   EXPECT_EQ(Blocks().leased(), 1u);
+}
+
+// An engine of four leased blocks, beside its sink.
+class OwedTest : public ResumeTest {
+ protected:
+  void SetUp() override {
+    strided_ = true;
+    ASSERT_TRUE(Start().ok());
+    engine_ = Open(process_.credentials());
+    ASSERT_NE(engine_, nullptr) << opened_;
+    blocks_ = engine_->Lease(4);
+  }
+  // Tokens of the first and the second block stay.
+  v1::Operation CompactOp() const {
+    v1::Operation operation;
+    v1::Compact* const compact = operation.mutable_compact();
+    compact->mutable_sequence()->mutable_blocks()->Add(blocks_.begin(), blocks_.end());
+    compact->mutable_keep()->add_positions(3);
+    compact->mutable_keep()->add_positions(17);
+    return operation;
+  }
+  v1::Operation PruneOp() const {
+    v1::Operation operation;
+    v1::Prune* const prune = operation.mutable_prune();
+    prune->mutable_sequence()->mutable_blocks()->Add(blocks_.begin(), blocks_.end());
+    prune->mutable_policy()->set_name("streaming_llm");
+    prune->set_budget_blocks(2);
+    return operation;
+  }
+  void RunDevice() {
+    while (daemon_->RunDevicePart(0)) {
+    }
+  }
+  void Kill() {
+    ASSERT_TRUE(Start().ok());
+    engine_ = ComeBack(*engine_, process_.credentials());
+    ASSERT_NE(engine_, nullptr);
+  }
+  // A batch, which says that the answers before it have arrived.
+  v1::StepResponse Acknowledge() {
+    v1::StepRequest request;
+    request.set_acknowledged(engine_->sequence);
+    request.set_sequence(++engine_->sequence);
+    return engine_->Step(request);
+  }
+  // What waits for the stream, and behind it an answer that has arrived.
+  v1::StepResponse Hear() {
+    v1::StepResponse heard = Acknowledge();
+    Acknowledge();
+    return heard;
+  }
+
+  Sleeper process_;
+  std::unique_ptr<Engine> engine_;
+  std::vector<uint64_t> blocks_;
+};
+
+TEST_F(OwedTest, WhatACompactGivesBackStaysHeldUntilItWasHeardOf) {
+  ASSERT_TRUE(engine_->Step(std::vector{CompactOp()}).results(0).parked());
+  RunDevice();
+  EXPECT_EQ(Blocks().leased(), 4u + 1u + 1u) << "its sources, a destination, and the sink";
+  Kill();
+  Kill();
+  EXPECT_EQ(Blocks().leased(), 4u + 1u + 1u);
+  const v1::StepResponse heard = Acknowledge();
+  ASSERT_EQ(heard.completions_size(), 1) << heard.ShortDebugString();
+  const v1::CompactResult& result = heard.completions(0).result().compact();
+  EXPECT_EQ(result.released(), 4u);
+  EXPECT_THAT(result.released_blocks(), ElementsAreArray(blocks_));
+  EXPECT_EQ(Blocks().leased(), 4u + 1u + 1u) << "it was sent, and may be lost";
+  Acknowledge();
+  EXPECT_EQ(Blocks().leased(), 1u + 1u);
+  Kill();
+  EXPECT_EQ(Hear().completions_size(), 0);
+  EXPECT_EQ(Blocks().leased(), 1u + 1u);
+  EXPECT_EQ(engine_->Release({result.table(0)}).refused_size(), 0);
+}
+
+TEST_F(OwedTest, WhatAnAnswerCarriesGoesWithTheAnswer) {
+  v1::StepRequest batch;
+  batch.set_sequence(++engine_->sequence);
+  *batch.add_operations() = CompactOp();
+  ASSERT_TRUE(engine_->Step(batch).results(0).parked());
+  RunDevice();
+  // The batch is sent again, and its answer has the result now.
+  ASSERT_EQ(engine_->Step(batch).results(0).compact().released(), 4u);
+  EXPECT_EQ(Blocks().leased(), 4u + 1u + 1u);
+  Acknowledge();
+  EXPECT_EQ(Blocks().leased(), 1u + 1u);
+}
+
+TEST_F(OwedTest, WhatAPruneOfACallGivesBackGoesWithTheNextCall) {
+  std::optional<v1::OperationResult> answer;
+  engine_->Send(PruneOp(), &answer);
+  RunDevice();
+  ASSERT_TRUE(answer.has_value());
+  ASSERT_EQ(answer->prune().released(), 2u) << answer->ShortDebugString();
+  EXPECT_EQ(Blocks().leased(), 4u + 1u);
+  Kill();
+  EXPECT_EQ(Blocks().leased(), 4u + 1u);
+  Acknowledge();
+  EXPECT_EQ(Blocks().leased(), 2u + 1u);
+  EXPECT_EQ(engine_->Release({answer->prune().table().begin(), answer->prune().table().end()}).refused_size(), 0);
+}
+
+TEST_F(OwedTest, OfTwoOnTheSameBlocksEachHoldIsGivenBackOnce) {
+  ASSERT_TRUE(engine_->Step(std::vector{CompactOp()}).results(0).parked());
+  RunDevice();
+  // As far as its member knows, the sequence is what it was.
+  ASSERT_TRUE(engine_->Step(std::vector{CompactOp()}).results(0).parked());
+  EXPECT_EQ(Blocks().leased(), 4u + 2u + 1u);
+  // The first is heard of while the second reads what the first gives back.
+  EXPECT_EQ(Hear().completions_size(), 0) << "it came with the batch";
+  EXPECT_EQ(Blocks().leased(), 4u + 2u + 1u);
+  RunDevice();
+  EXPECT_EQ(Blocks().leased(), 2u + 1u) << "nothing reads them any more";
+  ASSERT_EQ(Hear().completions_size(), 1);
+  EXPECT_EQ(Blocks().leased(), 2u + 1u);
+}
+
+TEST_F(OwedTest, WhatWasGivenBackByItsMemberIsNotGivenBackAgain) {
+  ASSERT_TRUE(engine_->Step(std::vector{CompactOp()}).results(0).parked());
+  RunDevice();
+  EXPECT_EQ(engine_->Release(blocks_).refused_size(), 0);
+  const std::vector<uint64_t> again = engine_->Lease(4);
+  Hear();
+  EXPECT_EQ(Blocks().leased(), 4u + 1u + 1u) << "others have these blocks";
+  EXPECT_EQ(engine_->Release(again).refused_size(), 0);
+}
+
+TEST_F(OwedTest, NobodyElseHasThemIfTheSessionDoesNotGoOn) {
+  ASSERT_TRUE(engine_->Step(std::vector{CompactOp()}).results(0).parked());
+  RunDevice();
+  ASSERT_TRUE(Start().ok());
+  clock_.Advance(options_.reattach_ms);
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(Blocks().quarantined(), 4u + 1u + 1u);
+  process_.Kill();
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(Blocks().quarantined(), 0u);
 }
 
 TEST_F(ResumeTest, NobodyElseComesBackToASession) {
