@@ -103,11 +103,6 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
                                                       std::vector<std::unique_ptr<Device>> devices,
                                                       const Clock* clock, KeeperLink* keeper) {
   RETURN_IF_ERROR(CheckOptions(options, devices));
-  if (keeper != nullptr && options.tier != nullptr) {
-    return absl::UnimplementedError(
-        "--tier with --keeper=on: blocks on their way up from a tier can't be told from an engine's after a "
-        "restart so far");
-  }
   std::unique_ptr<Daemon> daemon(new Daemon(options, std::move(devices), clock, keeper));
   RETURN_IF_ERROR(daemon->StartEventLog());
   daemon->start_report_.cold = ColdStart::kNoKeeper;

@@ -192,7 +192,6 @@ absl::StatusOr<std::shared_ptr<Space>> Daemon::MakeSpace(SpaceFacts facts,
                                                                  .measure_work = options_.measure_work,
                                                                  .verify = options_.verify});
                    }));
-  // The end of a hold commits a turn: in a space that is yet to be recovered, that of the daemon before.
   if (options_.tier == nullptr || !space->facts.tier_space.has_value()) return space;
   const SpaceFacts& of_space = space->facts;
   const uint64_t value_bytes = of_space.layout.block_bytes() * of_space.devices.size();

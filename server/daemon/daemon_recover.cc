@@ -151,6 +151,12 @@ absl::Status Daemon::RecoverSpace(std::unique_ptr<SpaceTable>* kept_table, Remai
     return absl::FailedPreconditionError(absl::StrCat(
         "it had ", sizes(table->geometry()), "; with the settings of today it has ", sizes(facts.geometry)));
   }
+  if (facts.tier_space.has_value() && facts.hash_seed != table->hash_seed()) {
+    // Nobody else would find what it has below, nor it what others have.
+    LogWarning("space without a tier: its keys are of before the tier",
+               {{"space", facts.id}, {"tenant", facts.tenant}, {"until", "the space is closed"}});
+    facts.tier_space.reset();
+  }
   facts.hash_seed = table->hash_seed();
   Space::Inheritance inheritance{.table = std::move(remains.table.kept), .members = remains.members};
   uint64_t bytes = 0;

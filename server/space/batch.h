@@ -53,6 +53,8 @@ class Batches {
   void ApplyUnary(Turn& turn, Member* member, const v1::Call& call, v1::Operation operation, Waiter done);
   // A device operation is done with: it is answered, and what waited behind it goes on.
   void OnOperationDone(Turn& turn, DeviceOperation* operation);
+  // Of an earlier daemon's session: what is parked and waits for no step goes on once it is ready.
+  void GoOnWhenReady(const std::shared_ptr<Session>& session);
   // Verbs that lack blocks are looked at again, as there may be some now, or none to come: each goes on,
   // waits again or is refused. Late releases go on.
   void RetryLackingBlocks(Turn& turn);

@@ -56,16 +56,22 @@ bool RecallLog(Member* member, std::vector<Recalled>* parked) {
   return true;
 }
 
-// The verbs of all members wait again, in the order in which they came. False: one of them would wait for nothing.
-bool ParkAgain(Session* session, std::vector<Recalled> parked) {
+// The verbs of all members wait again, in the order in which they came. A match that waited for a tier is answered with what is
+// resident. False: one of them would wait for nothing.
+bool ParkAgain(Session* session, std::vector<Recalled> parked, bool* matches) {
   // Verbs of one turn are of one member.
   std::stable_sort(parked.begin(), parked.end(),
                    [](const Recalled& a, const Recalled& b) { return a.turn < b.turn; });
   for (Recalled& recalled : parked) {
     const uint64_t due = session->parked.WaitOf(recalled.verb.operation).due;
-    // Only a device operation holds up what waits for no step.
-    if (due <= session->passed) return false;
     recalled.verb.bytes = ParkedVerbs::BytesOf(recalled.verb.operation, session->terms.ranks);
+    if (due <= session->passed) {
+      // Only a device operation holds up what else waits for no step.
+      if (!recalled.verb.operation.has_match()) return false;
+      session->parked.ParkBehind(std::move(recalled.verb));
+      *matches = true;
+      continue;
+    }
     session->parked.Name(due, BlockIdsOf(recalled.verb.operation));
     session->parked.Park(due, std::move(recalled.verb));
   }
@@ -170,13 +176,15 @@ WhyLost Space::Resume(const Turn& turn, const RecoveredPool& found, Resumable* o
     if (!RecallLog(member.get(), &parked)) return {SessionLoss::kDamaged, "the log of a member is damaged"};
   }
   session->UpdatePassed();
-  if (!ParkAgain(session, std::move(parked)))
+  bool matches = false;
+  if (!ParkAgain(session, std::move(parked), &matches))
     return {SessionLoss::kDamaged, "the log of a member is damaged"};
   if (!state.pool.Resume(holds->holder, session->limits()))
     return {SessionLoss::kDamaged, "the records of its blocks are damaged"};
   session->holder = holds->holder;
   session->sink = sink;
   session->CountParked();
+  if (matches) batches.GoOnWhenReady(old->session);
   state.sessions.Resume(turn, session);
   return {};
 }

@@ -343,16 +343,16 @@ bool BlockVerbs::Match(Turn& turn, Session* session, const v1::Match& match, v1:
     turn.Worked(keys);
     ShortMatch(turn, session, match, answer);
   }
-  if (state_.below.on() && answer->miss() != v1::MISS_REASON_NONE) ReportBelow(turn, *session, match, answer);
+  if (state_.below.on() && answer->miss() != v1::MISS_REASON_NONE) ReportBelow(turn, *session, match, keys, answer);
   return true;
 }
 
-void BlockVerbs::ReportBelow(Turn& turn, const Session& session, const v1::Match& match,
+void BlockVerbs::ReportBelow(Turn& turn, const Session& session, const v1::Match& match, size_t keys,
                              v1::MatchResult* answer) {
-  turn.Worked(Below::kMostLooked);
+  turn.Worked(Below::Looked(keys));
   Below::Found found = state_.below.Report(match, answer);
   if (!match.prefetch()) return;
-  turn.Worked(Below::kMostLooked);
+  turn.Worked(Below::Looked(keys));
   found = state_.below.Look(match, answer->tokens(), Below::Unknown::kTried);
   if (found.blocks.empty()) return;
   const auto promotion =

@@ -72,7 +72,9 @@ class BlockVerbs {
   bool Match(Turn& turn, Session* session, const v1::Match& match, v1::OperationResult* result);
   void ShortMatch(Turn& turn, Session* session, const v1::Match& match, v1::MatchResult* answer);
   // Says what of the match is below the pool, and brings it up if that is wished.
-  void ReportBelow(Turn& turn, const Session& session, const v1::Match& match, v1::MatchResult* answer);
+  // `keys`: how many the match names.
+  void ReportBelow(Turn& turn, const Session& session, const v1::Match& match, size_t keys,
+                   v1::MatchResult* answer);
   void SampleReuse(TimeMs now, const v1::Match& match);
   // Only released blocks that are sealed are recorded.
   void LogHint(const Session& session, TimeMs now, const UseHint& hint);

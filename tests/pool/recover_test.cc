@@ -1115,6 +1115,24 @@ TEST_F(DamagedTableTest, ASessionGoesOnWithWhatItHeld) {
   EXPECT_EQ(pool.available(), kBlocks);
 }
 
+TEST_F(DamagedTableTest, NobodyEndsTheTurnOfAnotherProcessBeforeItIsUndone) {
+  // This turn is torn.
+  Verdict verdict;
+  pool_->Release(session_, 1002, {&blocks_[2], 1}, {&verdict, 1});
+  ASSERT_EQ(verdict, Verdict::kDone);
+  copy_.CopyFrom(table_.Image());
+  const std::unique_ptr<BlockPool> pool = MakePool(copy_.data());
+  const uint64_t torn = pool->turn();
+  pool->Commit();
+  EXPECT_EQ(pool->turn(), torn);
+  const RecoveredPool found = pool->Recover(kRecovered, kBlocks);
+  EXPECT_EQ(found.held, 3u);
+  EXPECT_GT(pool->turn(), torn);
+  const uint64_t recovered = pool->turn();
+  pool->Commit();
+  EXPECT_GT(pool->turn(), recovered);
+}
+
 TEST_F(DamagedTableTest, ATurnThatIsTooLargeToBeUndoneIsSaidToBe) {
   // Many more stores than the log of so small a pool has room for.
   for (uint32_t i = 0; i < 8192 + 4 * kBlocks; ++i) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,8 +12,11 @@
 #include "server/space/kept_facts.h"
 #include "server/space/member_log.h"
 #include "server/space/session.h"
+#include "server/tiers/file_tier.h"
 #include "tests/service/recovery_fixture.h"
 #include "tests/support/access.h"
+#include "tests/tiers/faulty_tier.h"
+#include "tests/tiers/tier_fixture.h"
 
 namespace kvpool {
 namespace {
@@ -327,6 +331,58 @@ TEST_F(OwedTest, NobodyElseHasThemIfTheSessionDoesNotGoOn) {
   process_.Kill();
   daemon_->HousekeepOnce();
   EXPECT_EQ(Blocks().quarantined(), 0u);
+}
+
+TEST_F(ResumeTest, AMatchThatWaitsForATierIsAnsweredByTheNextDaemon) {
+  const TierFolder folder;
+  auto file = FileTier::Open({.path = folder.path(), .capacity_bytes = 1 << 20});
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto tier = std::make_shared<FaultyTier>(*std::move(file));
+  options_.tier = tier;
+  options_.tier_secret = std::string(32, 's');
+  options_.tier_write = TierWrite::kSeal;
+  ASSERT_TRUE(Start().ok());
+  Sleeper process;
+  auto engine = Open(process.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  const std::vector<std::string> keys = Keys("k", 6);
+  const std::vector<uint64_t> blocks = engine->Lease(6);
+  engine->Seal(blocks, keys);
+  // The first four stay resident, all of them are below.
+  engine->Release({blocks.begin() + 4, blocks.end()});
+  do {
+    tier->Drain();
+  } while (daemon_->MoveTierOnce());
+  v1::EvictResponse evicted;
+  ASSERT_TRUE(daemon_->Evict({}, &evicted).ok());
+  ASSERT_EQ(evicted.evicted(), 2u);
+  tier->hangs = true;
+  v1::StepRequest batch;
+  batch.set_sequence(++engine->sequence);
+  *batch.add_operations() = MatchOp(keys);
+  batch.mutable_operations(0)->mutable_match()->set_wait_ms(60000);
+  ASSERT_TRUE(engine->Step(batch).results(0).parked());
+  std::optional<v1::OperationResult> call;
+  v1::Operation by_call = MatchOp(keys);
+  by_call.mutable_match()->set_wait_ms(60000);
+  engine->Send(by_call, &call);
+  ASSERT_FALSE(call.has_value());
+
+  ASSERT_TRUE(Start().ok());
+  EXPECT_EQ(RecoveredSpace().sessions_waiting(), 1u);
+  engine = ComeBack(*engine, process.credentials());
+  ASSERT_NE(engine, nullptr);
+  const v1::StepResponse heard = engine->Pending();
+  ASSERT_EQ(heard.completions_size(), 1) << heard.ShortDebugString();
+  const v1::MatchResult& match = heard.completions(0).result().match();
+  EXPECT_EQ(match.tokens(), 4u * 16) << match.ShortDebugString();
+  EXPECT_THAT(match.groups(0).blocks(), ElementsAreArray(absl::MakeConstSpan(blocks).first(4)));
+  // It holds them now: one hold of the seal, one of each match.
+  for (int round = 0; round < 3; ++round) {
+    EXPECT_EQ(engine->Release({blocks.begin(), blocks.begin() + 4}).refused_size(), 0) << round;
+  }
+  EXPECT_EQ(engine->Release({blocks[0]}).refused_size(), 1);
+  tier->Answer();
 }
 
 TEST_F(ResumeTest, NobodyElseComesBackToASession) {
