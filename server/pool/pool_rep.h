@@ -168,8 +168,8 @@ class PoolRep final {
   // Those of a block's keys that name none, each once, into scratch_aliases.
   void TakeNewAliases(absl::Span<const BlockKey> keys);
   // For the next process. The block is not to be found by them yet: neither here nor, before its state says that it is resident,
-  // there. REQUIRES: the word with its flags is saved.
-  void KeepAliases(uint32_t b, uint8_t group, absl::Span<const BlockKey> aliases);
+  // there. REQUIRES: the word with its flags is saved, and the record has its key.
+  void KeepAliases(uint32_t b, absl::Span<const BlockKey> aliases);
   SealVerdict SealOne(Holder session, const SealEntry& entry, uint64_t hash, uint32_t parent,
                       uint32_t mapped_end);
 

@@ -89,11 +89,12 @@ class PoolTable {
     std::array<uint8_t, 32> keys[kMost];
     uint32_t generation() const { return static_cast<uint32_t>(whose >> 32); }
     uint32_t count() const { return static_cast<uint32_t>(whose); }
+    // With the block's own key: a version that knows no aliases may have sealed it anew under another one, in the same generation.
     // REQUIRES: count() <= kMost.
-    uint32_t Checksum(uint32_t block, uint8_t group) const {
-      uint64_t sum = whose ^ uint64_t{block} << 16;
+    uint32_t Checksum(uint32_t block, const BlockRecord& record) const {
+      uint64_t sum = whose ^ uint64_t{block} << 16 ^ HashKeyWith(kPublicKeyHash, record.block_key());
       for (uint32_t i = 0; i < count(); ++i)
-        sum = sum * 0x9e3779b97f4a7c15u ^ HashKeyWith(kPublicKeyHash, key(i, group));
+        sum = sum * 0x9e3779b97f4a7c15u ^ HashKeyWith(kPublicKeyHash, key(i, record.group()));
       return static_cast<uint32_t>(sum ^ sum >> 32);
     }
     BlockKey key(uint32_t i, uint8_t group) const {

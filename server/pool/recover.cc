@@ -258,7 +258,7 @@ void PoolRep::RecoverAliases(uint32_t b, RecoveredPool* found) {
   const BlockRecord& r = records[b];
   const auto is_whole = [&](const PoolTable::KeptAliases& kept) {
     return kept.generation() == r.generation && kept.count() <= PoolTable::KeptAliases::kMost &&
-           kept.checksum == kept.Checksum(b, r.group());
+           kept.checksum == kept.Checksum(b, r);
   };
   if (!options.table_has_sums || !is_whole(table->aliases[b])) {
     ++found->lost_aliases;

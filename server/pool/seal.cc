@@ -47,7 +47,7 @@ void PoolRep::TakeNewAliases(absl::Span<const BlockKey> keys) {
   }
 }
 
-void PoolRep::KeepAliases(uint32_t b, uint8_t group, absl::Span<const BlockKey> aliases) {
+void PoolRep::KeepAliases(uint32_t b, absl::Span<const BlockKey> aliases) {
   if (aliases.empty()) return;
   records[b].flags |= BlockRecord::kAliased;
   if (!table.has_value() || !options.table_has_sums) return;
@@ -57,7 +57,7 @@ void PoolRep::KeepAliases(uint32_t b, uint8_t group, absl::Span<const BlockKey> 
     kept.keys[i] = aliases[i].bytes;
     kept.raw[i] = aliases[i].raw;
   }
-  kept.checksum = kept.Checksum(b, group);
+  kept.checksum = kept.Checksum(b, records[b]);
 }
 
 // `parent` is the block that the key in front names, or 0; `hash` is the hash of the chain's key.
@@ -90,9 +90,9 @@ SealVerdict PoolRep::SealOne(Holder session, const SealEntry& entry, uint64_t ha
   // The word with the state, which is stored below, and the flags.
   undo.Save(&r.accessed_ms);
   TakeNewAliases(entry.keys);
-  KeepAliases(b, key.group, scratch_aliases);
   r.sealed_ms = r.accessed_ms = static_cast<uint32_t>(now_ms);
   r.set_key(key);
+  KeepAliases(b, scratch_aliases);
   if (table.has_value()) table->checksums[b] = RecordChecksum(b, r);
   // From the next store on, a process that takes over finds the block under its key.
   std::atomic_signal_fence(std::memory_order_release);

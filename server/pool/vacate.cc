@@ -156,10 +156,10 @@ bool BlockPool::Move(Holder own, TimeMs now, BlockRef from, BlockRef to, uint32_
   record.parent = old.parent;
   record.children = old.children;
   r.undo.Save(&record.accessed_ms);
-  r.KeepAliases(t, key.group, r.scratch_aliases);
   record.sealed_ms = old.sealed_ms;
   record.accessed_ms = old.accessed_ms;
   record.set_key(key);
+  r.KeepAliases(t, r.scratch_aliases);
   if (r.table.has_value()) r.table->checksums[t] = RecordChecksum(t, record);
   r.DropHold(s, t);
   --s->leased;

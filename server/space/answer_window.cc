@@ -21,7 +21,8 @@ AnswerWindow::Seen AnswerWindow::Look(uint64_t sequence) const {
 
 void AnswerWindow::Acknowledge(uint64_t through) {
   // What never came can't have been answered.
-  RaiseFloor(std::min(through, newest_));
+  acknowledged_ = std::max(acknowledged_, std::min(through, newest_));
+  RaiseFloor(acknowledged_);
 }
 
 void AnswerWindow::RaiseFloor(uint64_t floor) {

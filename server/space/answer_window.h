@@ -57,6 +57,8 @@ class AnswerWindow {
   void Recall(uint64_t sequence, std::string answer);
 
   uint64_t floor() const { return floor_; }
+  // The member has said that the answers through this one have arrived: the floor may be further on.
+  uint64_t acknowledged() const { return acknowledged_; }
   // Results of parked operations that are here.
   size_t kept() const { return kept_; }
 
@@ -73,6 +75,7 @@ class AnswerWindow {
 
   uint64_t floor_ = 0;
   uint64_t newest_ = 0;
+  uint64_t acknowledged_ = 0;
   size_t kept_ = 0;
   Unacknowledged bytes_;
   MemberLog* log_ = nullptr;                           // Null: nothing of it outlives the daemon.

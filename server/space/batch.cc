@@ -115,6 +115,9 @@ v1::OperationResult* ResultAt(int index, v1::Operation::VerbCase verb, Results* 
   return result;
 }
 
+// One whose chains turn out to be long, or that looks much up in a tier, is not.
+constexpr size_t kMostWhole = 4 * Turn::kNames;
+
 // Whether it is applied without a pause: so a daemon that is killed has applied all of it or nothing, and its session goes on in
 // the next one. It may be 0.7 ms of work, where each block that it leases has another one evicted.
 bool IsWhole(const Session& session, absl::Span<const v1::Operation* const> operations) {
@@ -176,7 +179,7 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
   const absl::Cleanup applied = [session] { session->applying = false; };
   if (member->log != nullptr) member->log->BeginBatch();
   std::optional<Turn::Unbroken> whole;
-  if (IsWhole(*session, {request.operations().data(), static_cast<size_t>(request.operations_size())}))
+  if (member->log != nullptr && IsWhole(*session, {request.operations().data(), static_cast<size_t>(request.operations_size())}))
     whole.emplace(turn);
   Results* const results = response->mutable_results();
   results->Swap(&left);
@@ -198,6 +201,7 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
     if (result->code() != 0 || result->parked()) result->clear_result();
     ++place.index;
     turn.Worked(kNamesOfOperation);
+    if (turn.worked() > kMostWhole) whole.reset();
     turn.Breathe();
   }
   // A verb was parked and applied inside this batch: the answer has its result, for a repetition too.
@@ -268,7 +272,7 @@ void Batches::ApplyUnary(Turn& turn, Member* member, const v1::Call& call, v1::O
   if (member->log != nullptr) member->log->BeginBatch();
   std::optional<Turn::Unbroken> whole;
   const v1::Operation* const alone = &operation;
-  if (IsWhole(*session, {&alone, 1})) whole.emplace(turn);
+  if (member->log != nullptr && IsWhole(*session, {&alone, 1})) whole.emplace(turn);
   AnswerRoom room;
   ApplyOne(turn, member, operation, {.sequence = call.sequence(), .waiter = &done, .room = &room}, result);
   member->answers.Remember(call.sequence(), response);
@@ -283,7 +287,7 @@ void Batches::ApplyUnary(Turn& turn, Member* member, const v1::Call& call, v1::O
 
 void Batches::Acknowledge(Turn& turn, Member* member, uint64_t through) {
   member->answers.Acknowledge(through);
-  member->owed.HearAnswers(member->answers.floor());
+  member->owed.HearAnswers(member->answers.acknowledged());
   bool more = true;
   while (more) {
     more = member->completions.Acknowledge(through, Turn::kNames, &member->owed);
@@ -314,8 +318,7 @@ void Batches::ReleaseHeard(Turn& turn, Member* member) {
 
 void Batches::Settle(Session* session) const {
   session->CountParked();
-  const bool unsettled = session->parked.on_device().verbs > 0 || !session->parked.late().empty() ||
-                         !session->device_operations.empty() || session->episodes.size() > 0 ||
+  const bool unsettled = session->admitting || !session->parked.late().empty() || session->episodes.size() > 0 ||
                          absl::c_any_of(session->members, [](const auto& member) { return member->owed.any_heard(); });
   for (const auto& member : session->members) {
     if (member->log != nullptr) member->log->SetUnsettled(unsettled);
@@ -473,8 +476,7 @@ absl::Status Batches::ParkOrStart(Turn& turn, Member* member, const v1::Operatio
       Leave(turn, session, verb.gate);
       return started;
     }
-    // No other daemon starts it: the log is to have its result.
-    if (member->log != nullptr) member->log->Park(place.sequence, place.index, on_stream, {});
+    if (member->log != nullptr) member->log->Park(place.sequence, place.index, on_stream, operation);
     return absl::OkStatus();
   }
   if (for_step) {
@@ -542,6 +544,11 @@ absl::Status Batches::CheckDeviceRoom(const Member& member, const v1::Operation&
 
 absl::Status Batches::StartOnDevice(Turn& turn, ParkedVerb* verb, Waiter* waiter) {
   Session* session = verb->member->session;
+  MemberLog* const log = verb->member->log.get();
+  // Until the log says which they are, the session holds blocks that nobody knows of. Whoever called settles it anew.
+  const bool within_another = std::exchange(session->admitting, true);
+  const absl::Cleanup over = [&] { session->admitting = within_another; };
+  Settle(session);
   absl::StatusOr<std::shared_ptr<DeviceOperation>> operation =
       device_verbs_.Prepare(turn, session, verb->operation);
   if (!operation.ok()) return operation.status();
@@ -565,6 +572,7 @@ absl::Status Batches::StartOnDevice(Turn& turn, ParkedVerb* verb, Waiter* waiter
   RETURN_IF_ERROR(InParts(turn, *session, Blocks(blocks),
                           [&](size_t, Blocks part) { session->parked.StandFirst(verb->gate, part); }));
   RETURN_IF_ERROR(device_verbs_.Submit(turn, *operation));
+  if (log != nullptr) log->Lend(verb->sequence, verb->index, (*operation)->destinations);
   if (waiter != nullptr) verb->waiters.push_back(std::move(*waiter));
   verb->operation.Clear();  // The device operation has it.
   session->parked.Start((*operation)->id, std::move(*verb), named);
@@ -726,6 +734,8 @@ void Batches::Readmit(Turn& turn, Session* session) {
     session->explained = 0;
     session->compares_until.reset();
   }
+  const bool within_another = std::exchange(session->admitting, true);
+  Settle(session);
   // What its calls would wait for may be as much as a large call is, whoever let it go.
   ++session->large_calls;
   do {
@@ -747,6 +757,7 @@ void Batches::Readmit(Turn& turn, Session* session) {
     }
   } while (session->readmit && !session->ended);
   --session->large_calls;
+  session->admitting = within_another;
   session->applying = within_batch;
   if (session->parked.late().due(session->passed)) ReleaseLate(turn, session);
 }

@@ -55,6 +55,8 @@ class Batches {
   void OnOperationDone(Turn& turn, DeviceOperation* operation);
   // Of an earlier daemon's session: what is parked and waits for no step goes on once it is ready.
   void GoOnWhenReady(const std::shared_ptr<Session>& session);
+  // It enters, and stands behind others. ABORTED: the session ended meanwhile, and with it all its gates.
+  static absl::Status StandLast(Turn& turn, ParkedVerb* verb);
   // Verbs that lack blocks are looked at again, as there may be some now, or none to come: each goes on,
   // waits again or is refused. Late releases go on.
   void RetryLackingBlocks(Turn& turn);
@@ -106,8 +108,6 @@ class Batches {
   // is parked then, with `waiter` unless that is null: both are moved from. After an error they are not, and what `verb` has
   // for a gate is to be left.
   absl::Status StartOnDevice(Turn& turn, ParkedVerb* verb, Waiter* waiter);
-  // It enters, and stands behind others. ABORTED: the session ended meanwhile, and with it all its gates.
-  static absl::Status StandLast(Turn& turn, ParkedVerb* verb);
   // It leaves all gates at which it stands.
   static void Leave(Turn& turn, Session* session, BlockGates::Id gate);
   // What it waits for. The turn may pause meanwhile; other batches of the session wait for this one, so that no step

@@ -21,6 +21,7 @@
 
 #include "kvpool/v1/engine.pb.h"
 #include "proto/support/block_ref.h"
+#include "server/space/member_log.h"
 
 namespace kvpool {
 
@@ -36,13 +37,19 @@ class OwedReleases {
     return refs;
   }
 
+  static bool Owes(const v1::OperationResult& result) {
+    return result.prune().released() > 0 || result.compact().released_blocks_size() > 0;
+  }
+
+  // From now on the log, which has the results, hears what was heard of.
+  void KeepIn(MemberLog* log) { log_ = log; }
   void Add(uint64_t sequence, uint32_t index, bool on_stream, std::vector<BlockRef> refs) {
     if (!refs.empty()) (on_stream ? completions_ : answers_)[{sequence, index}] = std::move(refs);
   }
   // The completion has arrived.
   void Hear(uint64_t sequence, uint32_t index) {
     if (const auto it = completions_.find({sequence, index}); it != completions_.end()) {
-      heard_.push_back(std::move(it->second));
+      Heard(it->first, std::move(it->second));
       completions_.erase(it);
     }
   }
@@ -50,10 +57,10 @@ class OwedReleases {
   void Fold(uint64_t sequence, uint32_t index) {
     if (auto completion = completions_.extract({sequence, index})) answers_.insert(std::move(completion));
   }
-  // Answers through this sequence have arrived, or will never be asked for again.
+  // Answers through this sequence have arrived.
   void HearAnswers(uint64_t through) {
     while (!answers_.empty() && answers_.begin()->first.first <= through) {
-      heard_.push_back(std::move(answers_.begin()->second));
+      Heard(answers_.begin()->first, std::move(answers_.begin()->second));
       answers_.erase(answers_.begin());
     }
   }
@@ -74,10 +81,15 @@ class OwedReleases {
   }
 
  private:
-  // Keyed by sequence and index.
-  using Owed = std::map<std::pair<uint64_t, uint32_t>, std::vector<BlockRef>>;
-  Owed completions_, answers_;
+  using Id = std::pair<uint64_t, uint32_t>;  // Sequence and index.
+  void Heard(Id id, std::vector<BlockRef> refs) {
+    if (log_ != nullptr) log_->Hear(id.first, id.second);
+    heard_.push_back(std::move(refs));
+  }
+
+  std::map<Id, std::vector<BlockRef>> completions_, answers_;
   std::vector<std::vector<BlockRef>> heard_;
+  MemberLog* log_ = nullptr;  // Null: nothing outlives the daemon.
 };
 
 }  // namespace kvpool

@@ -172,6 +172,8 @@ class Session : public std::enable_shared_from_this<Session> {
   std::optional<std::chrono::steady_clock::time_point> compares_until;
   // What waits behind device operations is looked at again when that batch is applied.
   bool readmit = false;
+  // Verbs that waited go on, one after the other: what was applied of one is nowhere in the log yet.
+  bool admitting = false;
   bool ready = false;
   bool resumed = false;  // An earlier daemon opened it.
   bool awaited = false;  // And not all of its members have come back to this one.

@@ -1,6 +1,7 @@
 // Space::Recover, and what follows from it.
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,7 +25,7 @@ struct Recalled {
 
 // What the member's log has becomes what the member has, but for its parked verbs, which are added to `parked`. False: it
 // can't.
-bool RecallLog(Member* member, std::vector<Recalled>* parked) {
+bool RecallLog(Member* member, std::vector<Recalled>* parked, std::vector<BlockRef>* lent) {
   member->fence = member->log->fence();
   member->warmup_done = member->log->warmup_done();
   member->answers.RecallFloor(member->log->floor());
@@ -47,35 +48,45 @@ bool RecallLog(Member* member, std::vector<Recalled>* parked) {
       case MemberLog::Kind::kParked: {
         ParkedVerb verb{
             .member = member, .sequence = item.sequence, .index = item.index, .on_stream = item.on_stream};
-        if (!verb.operation.ParseFromString(item.bytes)) return false;
+        // Versions before this one did not say which verb it was that they had begun.
+        if (!verb.operation.ParseFromString(item.bytes) || verb.operation.verb_case() == 0) return false;
         parked->push_back({item.turn, std::move(verb)});
         break;
       }
+      case MemberLog::Kind::kLent:
+        for (size_t at = 0; at + sizeof(uint64_t) <= item.bytes.size(); at += sizeof(uint64_t)) {
+          uint64_t packed = 0;
+          std::memcpy(&packed, item.bytes.data() + at, sizeof(packed));
+          lent->push_back(BlockRef::Unpack(packed));
+        }
+        break;
+      case MemberLog::Kind::kHeard:
+        break;
     }
   }
   return true;
 }
 
-// The verbs of all members wait again, in the order in which they came. A match that waited for a tier is answered with what is
-// resident. False: one of them would wait for nothing.
-bool ParkAgain(Session* session, std::vector<Recalled> parked, bool* matches) {
+// The verbs of all members wait again, in the order in which they came. An operation that was on a device starts anew, once the
+// session is ready, and a match that waited for a tier is answered with what is resident; what stood behind one still does.
+// True: there are such.
+bool ParkAgain(Turn& turn, Session* session, std::vector<Recalled> parked) {
   // Verbs of one turn are of one member.
   std::stable_sort(parked.begin(), parked.end(),
                    [](const Recalled& a, const Recalled& b) { return a.turn < b.turn; });
+  bool go_on = false;
   for (Recalled& recalled : parked) {
-    const uint64_t due = session->parked.WaitOf(recalled.verb.operation).due;
     recalled.verb.bytes = ParkedVerbs::BytesOf(recalled.verb.operation, session->terms.ranks);
-    if (due <= session->passed) {
-      // Only a device operation holds up what else waits for no step.
-      if (!recalled.verb.operation.has_match()) return false;
+    const uint64_t due = session->parked.WaitOf(recalled.verb.operation).due;
+    if (due > session->passed) {
+      session->parked.Name(due, BlockIdsOf(recalled.verb.operation));
+      session->parked.Park(due, std::move(recalled.verb));
+    } else if (Batches::StandLast(turn, &recalled.verb).ok()) {
       session->parked.ParkBehind(std::move(recalled.verb));
-      *matches = true;
-      continue;
+      go_on = true;
     }
-    session->parked.Name(due, BlockIdsOf(recalled.verb.operation));
-    session->parked.Park(due, std::move(recalled.verb));
   }
-  return true;
+  return go_on;
 }
 
 }  // namespace
@@ -141,7 +152,7 @@ RecoveredPool Space::Recover(Inheritance inheritance, std::vector<std::shared_pt
   return found;
 }
 
-WhyLost Space::Resume(const Turn& turn, const RecoveredPool& found, Resumable* old) {
+WhyLost Space::Resume(Turn& turn, const RecoveredPool& found, Resumable* old) {
   Session* const session = old->session.get();
   // One whose entering was torn was told nothing.
   std::erase_if(old->members, [](const auto& member) { return !member.log->entered(); });
@@ -172,19 +183,24 @@ WhyLost Space::Resume(const Turn& turn, const RecoveredPool& found, Resumable* o
     return {SessionLoss::kIncomplete, "not all of its members were kept"};
   }
   std::vector<Recalled> parked;
+  std::vector<BlockRef> lent;
   for (const auto& member : session->members) {
-    if (!RecallLog(member.get(), &parked)) return {SessionLoss::kDamaged, "the log of a member is damaged"};
+    if (!RecallLog(member.get(), &parked, &lent))
+      return {SessionLoss::kDamaged, "the log of a member is damaged"};
   }
   session->UpdatePassed();
-  bool matches = false;
-  if (!ParkAgain(session, std::move(parked), &matches))
-    return {SessionLoss::kDamaged, "the log of a member is damaged"};
   if (!state.pool.Resume(holds->holder, session->limits()))
     return {SessionLoss::kDamaged, "the records of its blocks are damaged"};
+  // All of this is done in the turn of the recovery, or not at all.
+  const Turn::Unbroken unbroken(turn);
+  // Blocks that operations would have written: none of them was ever over.
+  std::vector<Verdict> verdicts(lent.size());
+  state.pool.Release(holds->holder, turn.now, lent, absl::MakeSpan(verdicts));
+  for (const auto& member : session->members) member->log->Return();
   session->holder = holds->holder;
   session->sink = sink;
+  if (ParkAgain(turn, session, std::move(parked))) batches.GoOnWhenReady(old->session);
   session->CountParked();
-  if (matches) batches.GoOnWhenReady(old->session);
   state.sessions.Resume(turn, session);
   return {};
 }

@@ -844,8 +844,21 @@ TEST_F(AliasedTest, DamagedOnesAreLostAndTheBlockIsNot) {
   // Of the block's life before.
   damage([&] {
     kept().whose -= uint64_t{1} << 32;
-    kept().checksum = kept().Checksum(Index(blocks_[3].id), 0);
+    kept().checksum = kept().Checksum(Index(blocks_[3].id), record(3));
   });
+}
+
+TEST_F(AliasedTest, ThoseOfAnotherContentOfTheSameGenerationAreNone) {
+  // A version that knows no aliases has sealed it anew, after a turn that was torn.
+  BlockRecord& r = record(3);
+  r.set_key(Key("e"));
+  const uint32_t b = Index(blocks_[3].id);
+  table_.view().checksums[b] = RecordChecksum(b, r);
+  Recovered recovered = Recover(table_.Image(), &copy_);
+  EXPECT_EQ(recovered.found.lost_aliases, 1u);
+  EXPECT_EQ(recovered.pool->Find(Key("e")), blocks_[3]);
+  EXPECT_EQ(recovered.pool->Find(Key("d'")), kNullRef);
+  ExpectAllComesBack(&recovered);
 }
 
 TEST_F(AliasedTest, ATableOfBeforeHasNone) {

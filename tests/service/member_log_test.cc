@@ -117,11 +117,11 @@ TEST_F(MemberLogTest, ATornTurnDecidesNothing) {
   pool_.Commit();
   log_->SetUnsettled(false);
   Next();
-  EXPECT_THAT(log_->WhyOver().text, HasSubstr("device")) << "that it was settled does not count";
+  EXPECT_THAT(log_->WhyOver().text, HasSubstr("late releases")) << "that it was settled does not count";
   log_->SetUnsettled(false);
   log_->SetUnsettled(true);
   Next();
-  EXPECT_THAT(log_->WhyOver().text, HasSubstr("device")) << "nor that it was, and was not again";
+  EXPECT_THAT(log_->WhyOver().text, HasSubstr("late releases")) << "nor that it was, and was not again";
   EXPECT_EQ(log_->WhyOver().loss, SessionLoss::kNotKept);
   log_->SetUnsettled(false);
   pool_.Commit();

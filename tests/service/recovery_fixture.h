@@ -66,6 +66,8 @@ class RecoveryTest : public testing::Test {
   // The next daemon, once the one before has ended.
   absl::Status Start();
   void End();
+  // The daemon ends, and has left what it would have left had it been killed: what its end does to that is undone.
+  void Kill();
   v1::OpenSession Request() const;
   std::unique_ptr<Engine> Open(const PeerCredentials& credentials);
   // Another member of its session; it has mapped nothing yet.

@@ -224,7 +224,8 @@ class OwedTest : public ResumeTest {
     while (daemon_->RunDevicePart(0)) {
     }
   }
-  void Kill() {
+  void KillAndComeBack() {
+    Kill();
     ASSERT_TRUE(Start().ok());
     engine_ = ComeBack(*engine_, process_.credentials());
     ASSERT_NE(engine_, nullptr);
@@ -252,8 +253,8 @@ TEST_F(OwedTest, WhatACompactGivesBackStaysHeldUntilItWasHeardOf) {
   ASSERT_TRUE(engine_->Step(std::vector{CompactOp()}).results(0).parked());
   RunDevice();
   EXPECT_EQ(Blocks().leased(), 4u + 1u + 1u) << "its sources, a destination, and the sink";
-  Kill();
-  Kill();
+  KillAndComeBack();
+  KillAndComeBack();
   EXPECT_EQ(Blocks().leased(), 4u + 1u + 1u);
   const v1::StepResponse heard = Acknowledge();
   ASSERT_EQ(heard.completions_size(), 1) << heard.ShortDebugString();
@@ -263,7 +264,7 @@ TEST_F(OwedTest, WhatACompactGivesBackStaysHeldUntilItWasHeardOf) {
   EXPECT_EQ(Blocks().leased(), 4u + 1u + 1u) << "it was sent, and may be lost";
   Acknowledge();
   EXPECT_EQ(Blocks().leased(), 1u + 1u);
-  Kill();
+  KillAndComeBack();
   EXPECT_EQ(Hear().completions_size(), 0);
   EXPECT_EQ(Blocks().leased(), 1u + 1u);
   EXPECT_EQ(engine_->Release({result.table(0)}).refused_size(), 0);
@@ -289,7 +290,7 @@ TEST_F(OwedTest, WhatAPruneOfACallGivesBackGoesWithTheNextCall) {
   ASSERT_TRUE(answer.has_value());
   ASSERT_EQ(answer->prune().released(), 2u) << answer->ShortDebugString();
   EXPECT_EQ(Blocks().leased(), 4u + 1u);
-  Kill();
+  KillAndComeBack();
   EXPECT_EQ(Blocks().leased(), 4u + 1u);
   Acknowledge();
   EXPECT_EQ(Blocks().leased(), 2u + 1u);
@@ -319,6 +320,53 @@ TEST_F(OwedTest, WhatWasGivenBackByItsMemberIsNotGivenBackAgain) {
   Hear();
   EXPECT_EQ(Blocks().leased(), 4u + 1u + 1u) << "others have these blocks";
   EXPECT_EQ(engine_->Release(again).refused_size(), 0);
+}
+
+TEST_F(OwedTest, WhatWasGivenBackIsNotGivenBackAgainByTheNextDaemon) {
+  // As long as this waits, nothing behind it leaves the log.
+  const std::vector<uint64_t> waits = engine_->Lease(1);
+  ASSERT_TRUE(engine_->Step(std::vector{ReleaseOp(waits, 5)}).results(0).parked());
+  const std::vector<std::string> keys = Keys("k", 4);
+  engine_->Seal(blocks_, keys);
+  ASSERT_TRUE(engine_->Step(std::vector{PruneOp()}).results(0).parked());
+  RunDevice();
+  const v1::StepResponse heard = Hear();
+  ASSERT_EQ(heard.completions_size(), 1);
+  const v1::PruneResult& pruned = heard.completions(0).result().prune();
+  ASSERT_EQ(pruned.victim_blocks_size(), 2) << heard.ShortDebugString();
+  const std::vector<uint64_t> victims(pruned.victim_blocks().begin(), pruned.victim_blocks().end());
+  EXPECT_EQ(engine_->Release(victims).refused_size(), 2) << "the session does not hold them any more";
+  // It holds them again.
+  ASSERT_EQ(engine_->Match(keys).tokens(), 4u * 16);
+  for (int round = 0; round < 3; ++round) {
+    KillAndComeBack();
+    EXPECT_EQ(Hear().completions_size(), 0);
+  }
+  EXPECT_EQ(engine_->Release(victims).refused_size(), 0);
+  EXPECT_EQ(engine_->Release(victims).refused_size(), 2);
+}
+
+TEST_F(OwedTest, AnOperationThatWasNotOverBeginsAnewInTheNextDaemon) {
+  v1::StepRequest batch;
+  batch.set_sequence(++engine_->sequence);
+  *batch.add_operations() = CompactOp();
+  // This one stands behind it.
+  *batch.add_operations() = ReleaseOp({blocks_[3]});
+  const v1::StepResponse begun = engine_->Step(batch);
+  ASSERT_TRUE(begun.results(0).parked() && begun.results(1).parked()) << begun.ShortDebugString();
+  std::optional<v1::OperationResult> unheard;
+  engine_->Send(PruneOp(), &unheard);
+  for (int round = 0; round < 3; ++round) {
+    EXPECT_EQ(Blocks().leased(), 4u + 1u + 1u) << "one destination, that of the operation that began last, and the sink";
+    KillAndComeBack();
+  }
+  RunDevice();
+  const v1::StepResponse heard = Hear();
+  ASSERT_EQ(heard.completions_size(), 2) << heard.ShortDebugString();
+  EXPECT_EQ(heard.completions(0).result().compact().released(), 4u) << heard.ShortDebugString();
+  EXPECT_EQ(heard.completions(1).result().release().refused_size(), 0);
+  // The call finds what was released since: its blocks are named in vain.
+  EXPECT_EQ(Blocks().leased(), 1u + 1u);
 }
 
 TEST_F(OwedTest, NobodyElseHasThemIfTheSessionDoesNotGoOn) {
