@@ -47,8 +47,8 @@
 // thousand blocks besides, in front of these (PoolRep::kMostSteps). What lies farther is refused (kTooFar),
 // not linked, not matched, and may be had by naming blocks nearer to the root first.
 //
-// BlockPool is a deterministic state machine: no clock, thread, I/O or GPU inside; time and victims come in
-// as arguments; same calls, same answers. Not thread-safe: the space's mutex is around it. A verb of a
+// BlockPool is a deterministic state machine: no clock, thread, I/O or GPU inside; time and victims come in as arguments; same
+// calls, same answers, but for the random key of a condemned block. Not thread-safe: the space's mutex is around it. A verb of a
 // session that has ended, or never was, does nothing: kNotHeld, kCap.
 //
 // Bookkeeping per block, at a capacity that is a power of two: record 64 bytes, index 4, LRU 16, ghosts 4
