@@ -120,14 +120,15 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
   } else if (keeper != nullptr) {
     daemon->ReplaceStandIns();
   }
+  if (options.housekeeping_thread) {
+    daemon->housekeeper_ = std::make_unique<Housekeeper>([of = daemon.get()] { of->HousekeepOnce(); });
+  }
+  // It takes turns at spaces, and whoever has a turn may wake the housekeeper.
   if (options.housekeeping_thread && options.verify) {
     daemon->verifier_ = std::make_unique<Housekeeper>([of = daemon.get(), last = clock->NowMs()]() mutable {
       const uint64_t now = of->clock_->NowMs();
       of->VerifyOnce(now - std::exchange(last, now));
     });
-  }
-  if (options.housekeeping_thread) {
-    daemon->housekeeper_ = std::make_unique<Housekeeper>([of = daemon.get()] { of->HousekeepOnce(); });
   }
   return daemon;
 }

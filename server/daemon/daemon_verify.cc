@@ -31,10 +31,11 @@ uint64_t CheckPart(Space* space, CheckedWhen when, Choose choose) {
     SpaceLock lock(*space);
     choose(&space->state.checks, &part);
     checks = &space->state.checks;
+    space->LookWhetherItDoubts();
   }
-  if (part.empty()) return 0;
   checks->Sum(&part);
   space->GiveWay();
+  if (part.empty()) return 0;
   SpaceLock lock(*space);
   space->state.checks.Settle(when, part);
   space->LookWhetherItDoubts();

@@ -274,8 +274,10 @@ void AddChecks(const DaemonSnapshot& daemon, Families* out) {
                static_cast<double>(space.checks.checked[when]));
     }
   }
-  out->Counter("kvpool_verify_failed_blocks_total",
-               "Blocks that held something else than what was sealed; they leave, with what is behind them.");
+  out->Counter(
+      "kvpool_verify_failed_blocks_total",
+      "Blocks that held something else than what was sealed: no key finds them any more, and what is "
+      "behind them stays.");
   for (const SpaceSnapshot& space : daemon.spaces) {
     for (size_t when = 1; when < kCheckedWhenNames.size(); ++when) {
       out->Add({{"space", Id(space)}, {"when", kCheckedWhenNames[when]}},

@@ -47,8 +47,8 @@
 // thousand blocks besides, in front of these (PoolRep::kMostSteps). What lies farther is refused (kTooFar),
 // not linked, not matched, and may be had by naming blocks nearer to the root first.
 //
-// BlockPool is a deterministic state machine: no clock, thread, I/O or GPU inside; time and victims come in
-// as arguments; same calls, same answers. Not thread-safe: the space's mutex is around it. A verb of a
+// BlockPool is a deterministic state machine: no clock, thread, I/O or GPU inside; time and victims come in as arguments; same
+// calls, same answers, but for the random key of a condemned block. Not thread-safe: the space's mutex is around it. A verb of a
 // session that has ended, or never was, does nothing: kNotHeld, kCap.
 //
 // Bookkeeping per block, at a capacity that is a power of two: record 64 bytes, index 4, LRU 16, ghosts 4
@@ -123,8 +123,8 @@ class BlockPool {
   bool can_move() const;
   // `from`, a cached block behind `keep`, moves to `to`, which `own` has leased and to which its bytes were copied: it is found
   // there from now on, and is cached; `from` is free. To the policy it is a new block that was used now. False, and nothing has
-  // changed: `from` is in use or has left, is condemned or in its last generation, or has children of which not all are noted or
-  // more than `most_children`.
+  // changed: `from` is in use or has left, is in its last generation, or has children of which not all are noted or more than
+  // `most_children`.
   bool Move(Holder own, TimeMs now, BlockRef from, BlockRef to, uint32_t most_children);
 
   // RESOURCE_EXHAUSTED when the guarantee is more than is unpromised and `coming` together (with the
@@ -245,7 +245,7 @@ class BlockPool {
 
   // ---- Sums of content
   // Of a block's content as it was sealed. It outlives the pool in a table that has room for it. Ignored if the ref is not
-  // resident any more.
+  // resident any more, or condemned.
   void KeepSum(BlockRef ref, uint32_t sum);
   // Null: there is none, or the ref is not resident.
   std::optional<uint32_t> SumOf(BlockRef ref) const;
@@ -254,9 +254,9 @@ class BlockPool {
   bool IsDoubted(BlockRef ref) const;
   void Believe(BlockRef ref);
   uint32_t doubted() const;
-  // Its content is not what was sealed: no key names it any more, so that another block can be sealed under its own, and it has
-  // no sum for anybody here. It is as any other for those who hold it or have blocks behind it. Only this process knows: the
-  // next finds the sum in the table, and doubts it.
+  // Its content is not what was sealed: its key is one that nobody knows from now on, in the table as well, so that another block
+  // can be sealed under the one that it had, and it has no sum for anybody here. It is as any other for those who hold it or have
+  // blocks behind it. That it may leave only this process knows: the next finds the sum in the table, and doubts it.
   void Condemn(BlockRef ref);
   bool IsCondemned(BlockRef ref) const;
   // Looks at `look` condemned blocks behind block `*at`, round and round, and moves that on; appends those that may leave.

@@ -9,10 +9,10 @@
 
 namespace kvpool {
 
-void PrefixIndex::CheckInvariants(uint32_t capacity, const absl::btree_set<uint32_t>& condemned) const {
+void PrefixIndex::CheckInvariants(uint32_t capacity) const {
   uint32_t resident = 0;
   for (uint32_t b = 1; b <= capacity; ++b) {
-    if (!records_[b].resident() || condemned.contains(b)) continue;
+    if (!records_[b].resident()) continue;
     ++resident;
     const BlockKey key = records_[b].block_key();
     KVPOOL_CHECK(Find(HashKey(key), key) == b, "block %u is not found under its key", b);
@@ -24,8 +24,7 @@ void PrefixIndex::CheckInvariants(uint32_t capacity, const absl::btree_set<uint3
       const uint32_t b = BlockOf(link);
       ++indexed;
       KVPOOL_CHECK(indexed <= resident, "the index has a cycle or a stranger in bucket %zu", bucket);
-      KVPOOL_CHECK(b <= capacity && records_[b].resident() && !condemned.contains(b),
-                   "block %u is indexed and not resident", b);
+      KVPOOL_CHECK(b <= capacity && records_[b].resident(), "block %u is indexed and not resident", b);
       KVPOOL_CHECK((HashKey(records_[b].block_key()) & mask_) == bucket, "block %u is in bucket %zu", b,
                    bucket);
     }
@@ -261,7 +260,7 @@ void BlockPool::CheckInvariants() const {
   rep_->CheckRefs();
   rep_->CheckCharges();
   rep_->CheckProtections();
-  rep_->index.CheckInvariants(rep_->capacity, rep_->condemned);
+  rep_->index.CheckInvariants(rep_->capacity);
 }
 
 }  // namespace kvpool

@@ -1,6 +1,9 @@
 // What blocks held when they were sealed, as a sum, and those of which it is not certain that they still do.
 #include <algorithm>
+#include <cstddef>
+#include <string>
 
+#include "server/base/random_bytes.h"
 #include "server/pool/block_pool.h"
 #include "server/pool/pool_rep.h"
 
@@ -17,9 +20,26 @@ void PoolRep::Believe(uint32_t b) {
   records[b].flags &= static_cast<uint8_t>(~BlockRecord::kDoubted);
 }
 
+void PoolRep::GiveSecretKey(uint32_t b) {
+  BlockRecord& r = records[b];
+  BlockKey key = r.block_key();
+  const std::string secret = RandomBytes(key.bytes.size());
+  std::copy(secret.begin(), secret.end(), key.bytes.begin());
+  // Torn, the record would be damaged, and lost to those who hold the block.
+  for (size_t at = 0; at < sizeof(r.key); at += sizeof(uint64_t)) undo.Save(r.key.data() + at);
+  undo.Save(&r.accessed_ms);
+  r.flags &= static_cast<uint8_t>(~BlockRecord::kAliased);
+  r.set_key(key);
+  if (table.has_value()) {
+    undo.Save(&table->checksums[b]);
+    table->checksums[b] = RecordChecksum(b, r);
+  }
+  index.Insert(HashKey(key), b);
+}
+
 void BlockPool::KeepSum(BlockRef ref, uint32_t sum) {
   // One store, so that whoever takes over finds it whole or not at all.
-  if (IsResident(ref) && Index(ref.id) < rep_->sums.size())
+  if (IsResident(ref) && Index(ref.id) < rep_->sums.size() && !rep_->is_condemned(Index(ref.id)))
     rep_->sums[Index(ref.id)] = uint64_t{ref.generation} << 32 | sum;
 }
 
@@ -41,7 +61,7 @@ void BlockPool::Condemn(BlockRef ref) {
   if (!IsResident(ref) || rep_->is_condemned(Index(ref.id))) return;
   rep_->Believe(Index(ref.id));
   rep_->TakeKeys(Index(ref.id));
-  rep_->records[Index(ref.id)].flags &= static_cast<uint8_t>(~BlockRecord::kAliased);
+  rep_->GiveSecretKey(Index(ref.id));
   // The sum stays in the table: whoever takes over doubts the block by it.
   rep_->condemned.insert(Index(ref.id));
 }

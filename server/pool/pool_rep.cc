@@ -275,7 +275,7 @@ void PoolRep::Evict(uint32_t b, EvictReason reason, std::vector<Eviction>* log) 
   // Chains leave from the tail: the parent is likely next.
   if (r.parent != 0) PrefetchEviction(r.parent);
   const auto now32 = static_cast<uint32_t>(now_ms);
-  if (!is_condemned(b)) TakeKeys(b);
+  TakeKeys(b);
 
   const Eviction eviction = {.block = BlockId{b},
                              .key = r.block_key(),

@@ -201,7 +201,6 @@ class PoolRep final {
   // Blocks that the turn that was torn had sealed, others that it had changed among them. REQUIRES: it is not undone yet.
   std::vector<uint32_t> SealedInTornTurn() const;
   uint32_t RecoverHolds(RecoveredPool* found);
-  void IndexRecovered(uint64_t hash, uint32_t b, RecoveredPool* found);
   void RecoverIndex(RecoveredPool* found, VirtualArray<Remains>* remains);
   void RecoverAliases(uint32_t b, RecoveredPool* found);
   void RecoverChains(RecoveredPool* found, VirtualArray<Remains>* remains);
@@ -281,7 +280,7 @@ class PoolRep final {
   // ---- Sums of content (content_sums.cc)
   VirtualArray<uint64_t> sums;  // The same as in PoolTable; none where none are kept.
   uint32_t doubted = 0;         // Blocks with kDoubted.
-  // Resident blocks that are not in the index: their content is not what was sealed.
+  // Resident blocks whose content is not what was sealed.
   absl::btree_set<uint32_t> condemned;
   bool is_condemned(uint32_t b) const { return !condemned.empty() && condemned.contains(b); }
   bool has_sum(uint32_t b) const {
@@ -289,8 +288,10 @@ class PoolRep final {
   }
   void Doubt(uint32_t b);
   void Believe(uint32_t b);
-  // Takes the block out of the index, and remembers its keys as evicted. REQUIRES: it is resident and not condemned.
+  // Takes the block out of the index, and remembers its keys as evicted. REQUIRES: it is resident.
   void TakeKeys(uint32_t b);
+  // Puts the block into the index again, under a key of its group that nobody can ask for. REQUIRES: TakeKeys.
+  void GiveSecretKey(uint32_t b);
 
   // ---- The verb that runs
   static constexpr uint32_t kMostSteps = 8192;

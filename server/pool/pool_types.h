@@ -154,7 +154,7 @@ struct LookupCounts {
 enum class BlockLoss : uint8_t {
   kChecksum,   // It was sealed, and its record is damaged.
   kLayout,     // It was sealed in a layer group that the pool has not.
-  kDuplicate,  // It was sealed under a key that names another, which was sealed later: no key names it.
+  kDuplicate,  // It was sealed under a key that names another: its record is damaged.
   kNoSlab,     // It was sealed in memory that is not there any more.
   kTorn,       // It was sealed in the turn that was torn, of which nobody had heard.
   kUnsealed,   // It was leased, and its session is not known any more.

@@ -15,7 +15,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
 #include "proto/support/check.h"
 #include "server/base/virtual_array.h"
@@ -89,8 +88,8 @@ class PrefixIndex {
 
   size_t bytes() const { return buckets_.bytes(); }
 
-  // Aborts unless exactly the resident blocks of 1..capacity but these are found, each once.
-  void CheckInvariants(uint32_t capacity, const absl::btree_set<uint32_t>& condemned) const;
+  // Aborts unless exactly the resident blocks of 1..capacity are found, each once.
+  void CheckInvariants(uint32_t capacity) const;
 
  private:
   uint32_t BlockOf(uint32_t link) const {

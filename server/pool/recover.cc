@@ -199,21 +199,6 @@ uint32_t PoolRep::RecoverHolds(RecoveredPool* found) {
   return static_cast<uint32_t>(highest);
 }
 
-// Of two blocks with one key the first was condemned before the other could be sealed.
-void PoolRep::IndexRecovered(uint64_t hash, uint32_t b, RecoveredPool* found) {
-  const uint32_t twin = index.Find(hash, records[b].block_key());
-  if (twin != 0) {
-    const bool earlier = static_cast<int32_t>(records[b].sealed_ms - records[twin].sealed_ms) <= 0;
-    ++found->lost[static_cast<size_t>(BlockLoss::kDuplicate)];
-    condemned.insert(earlier ? b : twin);
-    if (earlier) return;
-    // Aliases are lost.
-    records[twin].flags &= static_cast<uint8_t>(~BlockRecord::kAliased);
-    index.Remove(hash, twin, &scratch_aliases);
-  }
-  index.Insert(hash, b);
-}
-
 void PoolRep::RecoverIndex(RecoveredPool* found, VirtualArray<Remains>* remains) {
   index.Expect(next_new);
   std::vector<uint32_t> aliased;
@@ -240,17 +225,17 @@ void PoolRep::RecoverIndex(RecoveredPool* found, VirtualArray<Remains>* remains)
         lose(BlockLoss::kChecksum);
       } else if (r.group() >= options.windows.size()) {
         lose(BlockLoss::kLayout);
+      } else if (index.Find(hash, r.block_key()) != 0) {
+        lose(BlockLoss::kDuplicate);
       } else {
-        IndexRecovered(hash, block, found);
+        index.Insert(hash, block);
         (*remains)[b] = {.parent = r.parent, .group = r.group(), .whole = true};
         if (r.has(BlockRecord::kAliased)) aliased.push_back(block);
       }
     }
   }
   // What is under its own key comes first.
-  for (const uint32_t b : aliased) {
-    if (!is_condemned(b)) RecoverAliases(b, found);
-  }
+  for (const uint32_t b : aliased) RecoverAliases(b, found);
 }
 
 // Some may name other blocks by now only if the table is damaged: a key that is an alias is no block's own meanwhile.
@@ -360,7 +345,7 @@ void PoolRep::RecoverStates(RecoveredPool* found, VirtualArray<Remains>* remains
     r.refs = of[b].refs;
     r.children = of[b].children;
     if (of[b].whole) {
-      if (options.keeps_sums && !is_condemned(b)) {
+      if (options.keeps_sums) {
         if (has_sum(b)) {
           Doubt(b);
         } else {

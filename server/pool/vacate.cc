@@ -124,7 +124,7 @@ bool BlockPool::Move(Holder own, TimeMs now, BlockRef from, BlockRef to, uint32_
   BlockRecord& record = r.records[t];
   if (old.state() != BlockState::kCached || f <= r.keep || old.last_generation()) return false;
   const bool doubted = old.has(BlockRecord::kDoubted);
-  if (r.is_condemned(f)) return false;
+  const bool condemned = r.is_condemned(f);
   if (record.state() != BlockState::kLeased || Holder{record.owner} != own || record.refs != 1) return false;
   std::vector<uint32_t> children;
   if (old.children > 0) {
@@ -201,6 +201,7 @@ bool BlockPool::Move(Holder own, TimeMs now, BlockRef from, BlockRef to, uint32_
   if (record.children == 0) r.Offer(t);
   old.children = 0;
   r.Free(f);
+  if (condemned) r.condemned.insert(t);
   ++r.counters.moved;
   return true;
 }

@@ -23,6 +23,10 @@ namespace {
 // So many repetitions of one parked unary call may wait for its end together.
 constexpr size_t kMaxWaiters = 16;
 
+// The matches of a batch compare what is doubted for so long together: a thread for large calls is busy meanwhile, and an upgrade
+// waits.
+constexpr uint64_t kCompareMs = 100;
+
 // Operations of a batch whose blocks and keys are prefetched together.
 constexpr size_t kPrefetchedOperations = 64;
 // In a pool of fewer blocks, at some 90 bytes a block, all of it is in a processor's cache, and prefetching would cost more
@@ -168,15 +172,15 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
     case AnswerWindow::Seen::kNew:
       break;
   }
+  session->applying = true;
+  session->explained = 0;
+  const absl::Cleanup applied = [session] { session->applying = false; };
+  CompareFirst(turn, *session, {request.operations().data(), static_cast<size_t>(request.operations_size())});
   if (session->ended) {
     SetStatus(absl::AbortedError(session->end_reason), response);
     AddPending(member, stream, 0, response);
     return {};
   }
-  session->applying = true;
-  session->explained = 0;
-  session->compares_until.reset();
-  const absl::Cleanup applied = [session] { session->applying = false; };
   if (member->log != nullptr) member->log->BeginBatch();
   std::optional<Turn::Unbroken> whole;
   if (member->log != nullptr && IsWhole(*session, {request.operations().data(), static_cast<size_t>(request.operations_size())}))
@@ -255,7 +259,6 @@ void Batches::ApplyUnary(Turn& turn, Member* member, const v1::Call& call, v1::O
       case AnswerWindow::Seen::kRemembered:
         return RepeatUnary(turn, member, call.sequence(), std::move(done));
       case AnswerWindow::Seen::kNew:
-        if (session->ended) status = absl::AbortedError(session->end_reason);
         break;
     }
   }
@@ -266,12 +269,17 @@ void Batches::ApplyUnary(Turn& turn, Member* member, const v1::Call& call, v1::O
   }
   session->applying = true;
   session->explained = 0;
-  session->compares_until.reset();
   const absl::Cleanup applied = [session] { session->applying = false; };
   operation.set_after(call.after());
+  const v1::Operation* const alone = &operation;
+  CompareFirst(turn, *session, {&alone, 1});
+  if (session->ended) {
+    SetStatus(absl::AbortedError(session->end_reason), result);
+    turn.deferred.answers.push_back({{std::move(done)}, std::move(*result)});
+    return;
+  }
   if (member->log != nullptr) member->log->BeginBatch();
   std::optional<Turn::Unbroken> whole;
-  const v1::Operation* const alone = &operation;
   if (member->log != nullptr && IsWhole(*session, {&alone, 1})) whole.emplace(turn);
   AnswerRoom room;
   ApplyOne(turn, member, operation, {.sequence = call.sequence(), .waiter = &done, .room = &room}, result);
@@ -314,6 +322,17 @@ void Batches::ReleaseHeard(Turn& turn, Member* member) {
   }
   EndApplying(turn, session);
   Settle(session);
+}
+
+void Batches::CompareFirst(Turn& turn, const Session& session,
+                           absl::Span<const v1::Operation* const> operations) {
+  const uint64_t until = turn.now + kCompareMs;
+  for (const v1::Operation* const operation : operations) {
+    if (session.ended || !session.ready || !state_.checks.compares() || turn.now >= until) return;
+    if (!operation->has_match() || operation->after() > session.passed) continue;
+    if (!Validate(turn, *operation).ok() || session.ended) continue;
+    state_.checks.BeforeMatch(turn, session, operation->match(), until);
+  }
 }
 
 void Batches::Settle(Session* session) const {
@@ -730,10 +749,7 @@ void Batches::RetryLackingBlocks(Turn& turn) {
 void Batches::Readmit(Turn& turn, Session* session) {
   // A batch of the session waits until this is over, and an operation that ends meanwhile leaves word.
   const bool within_batch = std::exchange(session->applying, true);
-  if (!within_batch) {
-    session->explained = 0;
-    session->compares_until.reset();
-  }
+  if (!within_batch) session->explained = 0;
   const bool within_another = std::exchange(session->admitting, true);
   Settle(session);
   // What its calls would wait for may be as much as a large call is, whoever let it go.

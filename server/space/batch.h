@@ -80,6 +80,10 @@ class Batches {
                 v1::OperationResult* result);
   // Whether it is within the contract. The turn may pause.
   absl::Status Validate(Turn& turn, const v1::Operation& operation) const;
+  // What its matches would find and is doubted is compared (ContentChecks). That takes a while, with the mutex free, so it is before
+  // anything is done or written down: a session whose daemon dies meanwhile goes on. A match that is parked finds what is believed
+  // by the time that it is applied.
+  void CompareFirst(Turn& turn, const Session& session, absl::Span<const v1::Operation* const> operations);
   // Parks a match that may wait for what is below the pool. False: there is nothing to wait for.
   bool WaitForBelow(Turn& turn, Member* member, const v1::Operation& operation, const Place& place);
   // Answers through this sequence have arrived: what was remembered for them goes, as do holds that waited for it.

@@ -24,9 +24,8 @@ inline uint64_t WorkOf(const Session& session, const v1::Operation& operation) {
     names += session.parked_names.load();
     sets += session.parked_sets.load();
   }
-  // It reads what the blocks hold, or lets go a match that waits and does.
-  const bool may_match = operation.has_match() || (operation.has_fence() && session.parked_names.load() > 0);
-  if (may_match && session.space->may_doubt()) names += kLargeCallNames + 1;
+  // It reads what the blocks hold.
+  if (operation.has_match() && session.space->may_doubt()) names += kLargeCallNames + 1;
   return names + sets * session.largest_episode.load();
 }
 

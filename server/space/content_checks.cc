@@ -1,7 +1,6 @@
 #include "server/space/content_checks.h"
 
 #include <algorithm>
-#include <chrono>
 #include <string_view>
 #include <utility>
 
@@ -10,14 +9,12 @@
 namespace kvpool {
 namespace {
 
-// The matches of a batch compare for so long together; what they have not come to by then they do not answer.
-constexpr auto kMostOfBatch = std::chrono::seconds(1);
 constexpr uint64_t kTellPauseMs = 1000;
 
 }  // namespace
 
 void ContentChecks::Sealed(BlockRef ref) {
-  if (!on_ || pool_.SumOf(ref).has_value()) return;
+  if (!on_ || pool_.SumOf(ref).has_value() || pool_.IsCondemned(ref)) return;
   if (waiting_.size() == kMostWaiting) {
     ++counters.unsummed;
     return;
@@ -63,6 +60,8 @@ void ContentChecks::Sum(Part* part) const {
   for (Block& block : *part) {
     block.found = 0;
     for (const void* const at : block.at) block.found = Crc32c(at, facts_.layout.block_bytes(), block.found);
+    // The last one to let go of a slab unmaps it, for which nobody with the mutex is to wait.
+    block.slabs.clear();
   }
 }
 
@@ -78,12 +77,13 @@ void ContentChecks::Settle(CheckedWhen when, absl::Span<const Block> part) {
     } else if (block.found == *block.sum) {
       pool_.Believe(block.ref);
     } else {
+      const BlockKey key = pool_.View(block.ref.id, 0)->key;
       pool_.Condemn(block.ref);
       ++counters.failed[static_cast<size_t>(when)];
       if (wrong_.has_value()) {
         ++wrong_->more;
       } else {
-        wrong_ = {.ref = block.ref, .key = pool_.View(block.ref.id, 0)->key, .when = when};
+        wrong_ = {.ref = block.ref, .key = key, .when = when};
       }
     }
   }
@@ -101,22 +101,18 @@ std::optional<ContentChecks::Wrong> ContentChecks::TakeWrong(uint64_t now_ms) {
   return std::exchange(wrong_, std::nullopt);
 }
 
-bool ContentChecks::BeforeMatch(Turn& turn, Session* session, const v1::Match& match) {
-  const auto now = std::chrono::steady_clock::now();
-  const auto until = session->compares_until.value_or(now + kMostOfBatch);
-  session->compares_until = until;
-  if (now >= until) return true;
+void ContentChecks::BeforeMatch(Turn& turn, const Session& session, const v1::Match& match, uint64_t until) {
   Part part;
   size_t looked = 0;
   // False: the session has ended, or the time is over.
   const auto check = [&] {
     if (!part.empty()) turn.Outside([&] { Sum(&part); });
-    if (session->ended) return false;
+    if (session.ended) return false;
     Settle(CheckedWhen::kRestart, part);
     part.clear();
     turn.Worked(Turn::kNames);
     turn.Breathe();
-    return !session->ended && std::chrono::steady_clock::now() < until;
+    return !session.ended && turn.now < until;
   };
   for (const v1::GroupKeys& group : match.groups()) {
     const std::string_view keys = group.keys();
@@ -127,11 +123,10 @@ bool ContentChecks::BeforeMatch(Turn& turn, Session* session, const v1::Match& m
         break;
       if (ref != kNullRef && pool_.IsDoubted(ref)) Place(ref, &part);
       if (!Full(part) && ++looked % Turn::kNames != 0) continue;
-      if (!check()) return !session->ended;
+      if (!check()) return;
     }
   }
   if (!part.empty()) check();
-  return !session->ended;
 }
 
 }  // namespace kvpool

@@ -2,14 +2,14 @@
 //
 //   when      which                                      by
 //   seal      it was sealed, and gets its sum            the verifier's round (daemon/daemon_verify.cc)
-//   restart   it was recovered, and is doubted           the first match that asks for it, before it is answered, or the
-//                                                        verifier's rounds, as fast as one thread reads
+//   restart   it was recovered, and is doubted           the first batch that matches it, before anything of that is done, or
+//                                                        the verifier's rounds, as fast as one thread reads
 //   sample    some bytes a second of all that have one   the verifier's round
 //
 // A sealed block is not written before it is leased again. So a sum is taken and compared without the space's mutex, and counts if
 // the block is in the same generation afterwards. A block that dies with the daemon before it has its sum has none, and is
-// believed. One that is found to be another is condemned: it is answered to nobody, and is free when nobody holds it and nothing is
-// behind it.
+// believed. One that is found to be another is condemned: it is answered to nobody, by no later daemon either, and is free when
+// nobody holds it and nothing is behind it.
 //
 // Not thread-safe: the space's mutex is around all but Sum.
 #ifndef KVPOOL_SERVER_SPACE_CONTENT_CHECKS_H_
@@ -58,9 +58,9 @@ class ContentChecks {
 
   // It was sealed, or has moved before it had its sum.
   void Sealed(BlockRef ref);
-  // Compares what the match would find and is doubted, with the mutex free. What takes too long stays doubted. False: the session
-  // has ended meanwhile.
-  bool BeforeMatch(Turn& turn, Session* session, const v1::Match& match);
+  // Compares what the match would find and is doubted, with the mutex free, as long as the time is not `until`: what it has not
+  // come to by then stays doubted. The session may have ended afterwards. REQUIRES: the match is valid.
+  void BeforeMatch(Turn& turn, const Session& session, const v1::Match& match, uint64_t until);
 
   // ---- A part that is checked: it is chosen, summed without the mutex, and settled
   struct Block {

@@ -15,10 +15,8 @@
 #define KVPOOL_SERVER_SPACE_SESSION_H_
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -168,8 +166,6 @@ class Session : public std::enable_shared_from_this<Session> {
   bool lacks_blocks = false;       // Some parked verb waits for blocks.
   bool applying = false;           // A batch of it is being applied, by a turn that may pause.
   uint32_t explained = 0;          // Refusals of that batch's blocks that were put in words.
-  // That batch's matches compare blocks until then (ContentChecks); the first of them says when.
-  std::optional<std::chrono::steady_clock::time_point> compares_until;
   // What waits behind device operations is looked at again when that batch is applied.
   bool readmit = false;
   // Verbs that waited go on, one after the other: what was applied of one is nowhere in the log yet.

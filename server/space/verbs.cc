@@ -328,8 +328,6 @@ bool BlockVerbs::Match(Turn& turn, Session* session, const v1::Match& match, v1:
   if (RefuseWarmingUp(*session, "match", result)) return true;
   v1::MatchResult* answer = result->mutable_match();
   for (const v1::GroupKeys& group : match.groups()) answer->add_groups()->set_group(group.group());
-  const bool doubts = session->ready && state_.checks.compares();
-  if (doubts && !state_.checks.BeforeMatch(turn, session, match)) return false;
   if (!session->ready) {
     answer->set_miss(v1::MISS_REASON_GROWING);
     return true;

@@ -19,6 +19,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -92,12 +93,27 @@ struct Fate {
 };
 using Fates = std::vector<Fate>;
 
+uint8_t GroupOf(uint32_t number) { return number % 8 == 7 ? 1 : 0; }
+BlockKey KeyOf(uint32_t number) { return Key(absl::StrCat("key ", number), GroupOf(number)); }
+BlockKey AliasOf(uint32_t number) { return Key(absl::StrCat("alias ", number), GroupOf(number)); }
+
+// A block that was sealed under it and is condemned has another one.
+bool IsSealedUnder(const BlockKey& key) {
+  static const auto* const keys = [] {
+    auto* const all = new std::set<std::array<uint8_t, 32>>;
+    for (uint32_t number = 0; number < kKeys; ++number) all->insert(KeyOf(number).bytes);
+    for (const char* const name : {"a", "b", "c"}) all->insert(Key(name).bytes);
+    return all;
+  }();
+  return keys->contains(key.bytes);
+}
+
 // What is sealed under a key has this sum.
 uint32_t SumOf(const BlockKey& key) { return key.bytes[0] | key.bytes[1] << 8 | 1u << 16; }
 
 Fate FateOf(const BlockPool& pool, uint32_t b) {
   const BlockView view = *pool.View(BlockId{b}, 0);
-  if (const auto sum = pool.SumOf(view.ref); sum.has_value()) {
+  if (const auto sum = pool.SumOf(view.ref); sum.has_value() && IsSealedUnder(view.key)) {
     EXPECT_EQ(*sum, SumOf(view.key)) << "block " << b << " has the sum of another";
   }
   Fate fate{.generation = view.ref.generation};
@@ -111,9 +127,6 @@ Fate FateOf(const BlockPool& pool, uint32_t b) {
   return fate;
 }
 
-uint8_t GroupOf(uint32_t number) { return number % 8 == 7 ? 1 : 0; }
-BlockKey KeyOf(uint32_t number) { return Key(absl::StrCat("key ", number), GroupOf(number)); }
-BlockKey AliasOf(uint32_t number) { return Key(absl::StrCat("alias ", number), GroupOf(number)); }
 
 // Names of the keys that find each block and are not its own, by block.
 std::map<uint32_t, std::vector<std::string>> AliasesIn(const BlockPool& pool) {
@@ -501,7 +514,7 @@ std::string WhyNeither(const Fates& before, const Fates& now, const Fates& after
 }
 
 TEST(RecoverTest, AfterEachVerbAllIsAsItWas) {
-  uint32_t aliases = 0, sealed_again = 0, sums = 0, moved = 0;
+  uint32_t aliases = 0, condemned = 0, sums = 0, moved = 0;
   for (uint64_t seed = 1; seed <= 30; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
     Table table, copy;
@@ -511,16 +524,15 @@ TEST(RecoverTest, AfterEachVerbAllIsAsItWas) {
       Recovered recovered = Recover(table.Image(), &copy);
       const Fates fates = FatesOf(*player.pool, player.sessions);
       ASSERT_EQ(WhyNeither(fates, recovered.fates, fates), "") << "step " << step;
-      const uint32_t twins = recovered.found.lost_as(BlockLoss::kDuplicate);
-      ASSERT_EQ(recovered.found.damaged() - twins + recovered.found.cut_links, 0u);
-      ASSERT_EQ(recovered.found.lost_aliases, 0u);
+      ASSERT_EQ(recovered.found.damaged() + recovered.found.cut_links + recovered.found.lost_aliases, 0u);
       for (const Fate& fate : recovered.fates) aliases += static_cast<uint32_t>(fate.aliases.size());
-      sealed_again += twins;
       for (uint32_t b = 1; b <= kBlocks; ++b) {
         const BlockView view = *player.pool->View(BlockId{b}, 0);
-        const bool is_found = player.pool->IsResident(view.ref) && player.pool->Find(view.key) == view.ref;
-        if (!is_found) continue;
+        if (!player.pool->IsResident(view.ref)) continue;
         ASSERT_EQ(recovered.pool->Find(view.key), view.ref) << "step " << step;
+        ASSERT_EQ(player.pool->IsCondemned(view.ref), !IsSealedUnder(view.key)) << "step " << step;
+        condemned += player.pool->IsCondemned(view.ref);
+        if (player.pool->IsCondemned(view.ref)) continue;
         ASSERT_EQ(recovered.pool->SumOf(view.ref), player.pool->SumOf(view.ref)) << "step " << step;
         sums += player.pool->SumOf(view.ref).has_value();
       }
@@ -529,7 +541,7 @@ TEST(RecoverTest, AfterEachVerbAllIsAsItWas) {
     moved += player.pool->counters().moved;
   }
   EXPECT_GT(aliases, 10000u);
-  EXPECT_GT(sealed_again, 1000u);
+  EXPECT_GT(condemned, 1000u);
   EXPECT_GT(sums, 10000u);
   EXPECT_GT(moved, 20u);
 }
@@ -935,7 +947,7 @@ TEST_F(DamagedTableTest, LinksFromGroupToGroupAndWithinAWindowAreCut) {
   ExpectAllComesBack(&recovered);
 }
 
-TEST_F(DamagedTableTest, OfTwoBlocksWithOneKeyTheLaterSealedIsFound) {
+TEST_F(DamagedTableTest, OfTwoBlocksWithOneKeyOneIsFree) {
   for (size_t i = 0; i < 3; ++i) Release(i);
   BlockRecord& twin = record(2);
   twin.key = record(1).key;
@@ -944,13 +956,6 @@ TEST_F(DamagedTableTest, OfTwoBlocksWithOneKeyTheLaterSealedIsFound) {
   Recovered recovered = Recover(table_.Image(), &copy_);
   EXPECT_EQ(recovered.found.damaged(), 1u);
   EXPECT_EQ(recovered.pool->Find(Key("b")), blocks_[1]);
-  EXPECT_TRUE(recovered.pool->IsCondemned(blocks_[2]));
-  ExpectAllComesBack(&recovered);
-  ++twin.sealed_ms;
-  recovered = Recover(table_.Image(), &third_);
-  EXPECT_EQ(recovered.found.damaged(), 1u);
-  EXPECT_EQ(recovered.pool->Find(Key("b")), blocks_[2]);
-  EXPECT_TRUE(recovered.pool->IsCondemned(blocks_[1]));
   ExpectAllComesBack(&recovered);
 }
 
@@ -1061,7 +1066,7 @@ TEST_F(DamagedTableTest, WhatHasASumIsDoubtedUntilItIsBelieved) {
   EXPECT_TRUE(pool->IsDoubted(to[0]));
   EXPECT_EQ(found(), 2u);
   pool->Vacate(kBlocks);
-  // One that is condemned has neither a key nor a sum.
+  // One that is condemned has neither its key nor a sum.
   pool->Condemn(to[0]);
   EXPECT_EQ(pool->doubted(), 0u);
   EXPECT_EQ(pool->SumOf(to[0]), std::nullopt);
@@ -1073,9 +1078,18 @@ TEST_F(DamagedTableTest, WhatHasASumIsDoubtedUntilItIsBelieved) {
   pool->Seal(session, kRecovered, &keys[1], {&other, 1}, {&outcome, 1});
   EXPECT_EQ(outcome.canonical, others[0]);
   EXPECT_EQ(found(), 3u);
-  EXPECT_EQ(pool->Reclaim(kRecovered, {&to[0], 1}, EvictReason::kDamaged, nullptr), 1u);
+  // It is so where it moves to.
+  ASSERT_EQ(pool->Lease(session, kRecovered, 1, 1, &others).leased, 1u);
+  pool->Vacate(2);
+  ASSERT_TRUE(pool->Move(session, kRecovered, to[0], others[1], 1));
+  pool->Vacate(kBlocks);
+  EXPECT_TRUE(pool->IsCondemned(others[1]));
+  pool->KeepSum(others[1], 103);
+  EXPECT_EQ(pool->SumOf(others[1]), std::nullopt);
+  pool->CheckInvariants();
+  EXPECT_EQ(pool->Reclaim(kRecovered, {&others[1], 1}, EvictReason::kDamaged, nullptr), 1u);
   EXPECT_EQ(found(), 3u);
-  EXPECT_FALSE(pool->IsCondemned(to[0]));
+  EXPECT_FALSE(pool->IsCondemned(others[1]));
   pool->CheckInvariants();
 }
 

@@ -18,19 +18,23 @@ namespace kvpool {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::Pair;
 using ::testing::UnorderedElementsAre;
 
 using Labels = std::map<std::string, std::string>;
 
+std::vector<prometheus::MetricFamily> Families(const DaemonSnapshot& daemon) {
+  return CollectMetrics({.daemon = [&daemon] { return daemon; },
+                         .rpc = [] { return RpcStats::Totals(); },
+                         .attach = [] { return AttachStats(); },
+                         .build = {.version = "1", .cuda = "built without"}});
+}
+
 // {labels: value} of the family.
 std::map<Labels, double> Family(const DaemonSnapshot& daemon, const std::string& name) {
-  const MetricSources sources{.daemon = [&daemon] { return daemon; },
-                              .rpc = [] { return RpcStats::Totals(); },
-                              .attach = [] { return AttachStats(); },
-                              .build = {.version = "1", .cuda = "built without"}};
   std::map<Labels, double> samples;
-  for (const prometheus::MetricFamily& family : CollectMetrics(sources)) {
+  for (const prometheus::MetricFamily& family : Families(daemon)) {
     if (family.name != name) continue;
     for (const prometheus::ClientMetric& metric : family.metric) {
       Labels labels;
@@ -144,6 +148,14 @@ TEST(MetricsTest, WhatIsVerifiedIsCountedByWhen) {
   EXPECT_THAT(Family(daemon, "kvpool_verify_unverified_blocks_total"),
               ElementsAre(Pair(Labels{{"space", "7"}}, 7)));
   EXPECT_THAT(Family(daemon, "kvpool_verify_doubted_blocks"), ElementsAre(Pair(Labels{{"space", "7"}}, 8)));
+}
+
+TEST(MetricsTest, AFailedBlocksHelpSaysWhatBecomesOfThoseBehindIt) {
+  std::string help;
+  for (const prometheus::MetricFamily& family : Families({})) {
+    if (family.name == "kvpool_verify_failed_blocks_total") help = family.help;
+  }
+  EXPECT_THAT(help, HasSubstr("what is behind them stays"));
 }
 
 TEST(MetricsTest, ABuildWithoutCudaSaysSo) {

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -23,6 +22,7 @@
 #include "server/base/shared_memory.h"
 #include "server/space/kept_facts.h"
 #include "server/space/space_table.h"
+#include "tests/service/other_table.h"
 #include "tests/service/recovery_fixture.h"
 
 namespace kvpool {
@@ -117,44 +117,6 @@ TEST_F(RecoveryTest, AnOpeningThatNoSlabHelpsMakesNone) {
   EXPECT_EQ(daemon_->Snapshot().devices[0].used_bytes(), before);
 }
 
-// A space's table as other builds would have written it, or find it.
-class OtherTable {
- public:
-  explicit OtherTable(SharedMemory* memory) : data_(memory->data()) {}
-
-  // REQUIRES: it is of this build's version.
-  void Become(uint32_t version, uint32_t oldest_reader) {
-    Set(kVersionAt, version);
-    Set(readers_at(), oldest_reader);
-    // FNV-1a of the header, its checksum being 0, and three times that of what is behind it.
-    std::memset(data_ + kChecksumAt, 0, sizeof(uint64_t));
-    const size_t end = readers_at() + sizeof(uint32_t);
-    const uint64_t sum = Fnv(0, kHeaderBytes) ^ Fnv(kHeaderBytes, end) * 3;
-    std::memcpy(data_ + kChecksumAt, &sum, sizeof(sum));
-  }
-  uint32_t version() const { return Get(kVersionAt); }
-  uint32_t had_by() const { return Get(readers_at() + sizeof(uint32_t)); }
-
- private:
-  static constexpr size_t kVersionAt = 8, kChecksumAt = 16, kBytesAt = 40 + sizeof(SpaceGeometry),
-                          kHeaderBytes = kBytesAt + 8 + 32;
-  size_t readers_at() const { return kHeaderBytes + Get(kBytesAt) + Get(kBytesAt + sizeof(uint32_t)); }
-  uint64_t Fnv(size_t begin, size_t end) const {
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (size_t i = begin; i < end; ++i)
-      hash = (hash ^ static_cast<unsigned char>(data_[i])) * 0x100000001b3u;
-    return hash;
-  }
-  uint32_t Get(size_t at) const {
-    uint32_t number = 0;
-    std::memcpy(&number, data_ + at, sizeof(number));
-    return number;
-  }
-  void Set(size_t at, uint32_t number) { std::memcpy(data_ + at, &number, sizeof(number)); }
-
-  char* const data_;
-};
-
 class OtherVersionTest : public RecoveryTest {
  protected:
   // A daemon that sealed 6 blocks, of which its engine holds 2, and ended.
@@ -168,23 +130,6 @@ class OtherVersionTest : public RecoveryTest {
     engine->Release({blocks.begin() + 2, blocks.end()});
     engine.reset();
     End();
-  }
-  // Between two daemons.
-  template <typename Visit>
-  void VisitTable(Visit visit) {
-    auto link = KeeperLink::Join(keeper_->Connect());
-    ASSERT_TRUE(link.ok()) << link.status();
-    int tables = 0;
-    for (KeptThing& thing : (*link)->TakeInherited()) {
-      thing.kept.Forget();
-      if (thing.kind != KeptKind::kTable) continue;
-      auto memory = SharedMemory::Map(std::move(thing.fd));
-      ASSERT_TRUE(memory.ok()) << memory.status();
-      visit(OtherTable(&*memory));
-      ++tables;
-    }
-    EXPECT_EQ(tables, 1);
-    (*link)->Leave();
   }
   void ExpectAllThere() {
     const v1::StateCounts counts = Blocks();
@@ -209,7 +154,7 @@ TEST_F(OtherVersionTest, OneWithoutRoomForSumsSaysThatTheyAreForgotten) {
   EXPECT_FALSE(RecoveredSpace().forgets_sums());
   daemon_->VerifyOnce(0);
   End();
-  VisitTable([](OtherTable table) { table.Become(kSpaceTableVersion - 1, kSpaceTableVersion - 1); });
+  VisitTable(keeper_, [](OtherTable table) { table.Become(kSpaceTableVersion - 1, kSpaceTableVersion - 1); });
   testing::internal::CaptureStderr();
   ASSERT_TRUE(Start().ok());
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("sums of content end with this daemon"));
@@ -219,7 +164,7 @@ TEST_F(OtherVersionTest, OneWithoutRoomForSumsSaysThatTheyAreForgotten) {
 
 TEST_F(OtherVersionTest, TheOneBeforeIsReadAndStaysReadableForIt) {
   LeaveState();
-  VisitTable([](OtherTable table) { table.Become(kSpaceTableVersion - 1, kSpaceTableVersion - 1); });
+  VisitTable(keeper_, [](OtherTable table) { table.Become(kSpaceTableVersion - 1, kSpaceTableVersion - 1); });
   for (int round = 0; round < 2; ++round) {
     ASSERT_TRUE(Start().ok());
     ExpectAllThere();
@@ -230,19 +175,19 @@ TEST_F(OtherVersionTest, TheOneBeforeIsReadAndStaysReadableForIt) {
     EXPECT_EQ(tables[1].version, kSpaceTableVersion - 1);
     EXPECT_EQ(tables[1].oldest_reader, kSpaceTableVersion - 1);
     End();
-    VisitTable([](const OtherTable& table) { EXPECT_EQ(table.version(), kSpaceTableVersion - 1); });
+    VisitTable(keeper_, [](const OtherTable& table) { EXPECT_EQ(table.version(), kSpaceTableVersion - 1); });
   }
 }
 
 TEST_F(OtherVersionTest, OlderOnesAreRefused) {
   LeaveState();
-  VisitTable([](OtherTable table) { table.Become(kOldestTableRead - 1, 0); });
+  VisitTable(keeper_, [](OtherTable table) { table.Become(kOldestTableRead - 1, 0); });
   ExpectRefused(kOldestTableRead - 1);
 }
 
 TEST_F(OtherVersionTest, TheNextOneIsReadIfItSaysSoAndIsToldWhoHadIt) {
   LeaveState();
-  VisitTable([](OtherTable table) {
+  VisitTable(keeper_, [](OtherTable table) {
     EXPECT_EQ(table.version(), kSpaceTableVersion);
     EXPECT_EQ(table.had_by(), 0u);
     table.Become(kSpaceTableVersion + 1, kSpaceTableVersion);
@@ -250,7 +195,7 @@ TEST_F(OtherVersionTest, TheNextOneIsReadIfItSaysSoAndIsToldWhoHadIt) {
   ASSERT_TRUE(Start().ok());
   ExpectAllThere();
   End();
-  VisitTable([](const OtherTable& table) {
+  VisitTable(keeper_, [](const OtherTable& table) {
     EXPECT_EQ(table.version(), kSpaceTableVersion + 1);
     EXPECT_EQ(table.had_by(), kSpaceTableVersion);
   });
@@ -258,13 +203,13 @@ TEST_F(OtherVersionTest, TheNextOneIsReadIfItSaysSoAndIsToldWhoHadIt) {
 
 TEST_F(OtherVersionTest, TheNextOneIsRefusedIfItDoesNotSayThatItCanBeRead) {
   LeaveState();
-  VisitTable([](OtherTable table) { table.Become(kSpaceTableVersion + 1, kSpaceTableVersion + 1); });
+  VisitTable(keeper_, [](OtherTable table) { table.Become(kSpaceTableVersion + 1, kSpaceTableVersion + 1); });
   ExpectRefused(kSpaceTableVersion + 1);
 }
 
 TEST_F(OtherVersionTest, OnesFurtherOnAreRefusedWhateverTheySay) {
   LeaveState();
-  VisitTable([](OtherTable table) { table.Become(kSpaceTableVersion + 2, kSpaceTableVersion); });
+  VisitTable(keeper_, [](OtherTable table) { table.Become(kSpaceTableVersion + 2, kSpaceTableVersion); });
   ExpectRefused(kSpaceTableVersion + 2);
 }
 

@@ -2,15 +2,25 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <cinttypes>
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
 #include "server/space/content_checks.h"
 #include "server/space/kept_facts.h"
+#include "tests/service/other_table.h"
 #include "tests/service/recovery_fixture.h"
 
 namespace kvpool {
@@ -26,15 +36,22 @@ class VerifyTest : public RecoveryTest {
     options_.verify = true;
     options_.verify_sample_bytes = 0;
   }
-  // A daemon in which an engine has sealed and released 6 blocks.
-  void Seal6() {
+  void StartAndOpen() {
     ASSERT_TRUE(Start().ok());
     engine_ = Open(process_.credentials());
     ASSERT_NE(engine_, nullptr) << opened_;
-    blocks_ = engine_->Lease(6);
-    ASSERT_EQ(blocks_.size(), 6u);
+  }
+  // The engine seals a block under each key, and releases them.
+  void SealAll() {
+    blocks_ = engine_->Lease(static_cast<uint32_t>(keys_.size()));
+    ASSERT_EQ(blocks_.size(), keys_.size());
     engine_->Seal(blocks_, keys_);
     engine_->Release(blocks_);
+  }
+  // A daemon in which an engine has sealed and released 6 blocks.
+  void Seal6() {
+    ASSERT_NO_FATAL_FAILURE(StartAndOpen());
+    SealAll();
   }
   // The memory of the only slab. REQUIRES: no daemon runs.
   UniqueFd Memory() {
@@ -73,6 +90,17 @@ class VerifyTest : public RecoveryTest {
     if (!found.empty()) engine_->Release(found);
     return static_cast<int>(found.size());
   }
+  // Children have the daemon's memory as well, which they do not inherit otherwise.
+  static void LetChildrenHaveMemory() {
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);) {
+      uintptr_t begin = 0, end = 0;
+      if (line.find("/memfd:") == std::string::npos ||
+          sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR, &begin, &end) != 2)
+        continue;
+      ASSERT_EQ(madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DOFORK), 0) << line;
+    }
+  }
   void ComeBackToTheNext() {
     ASSERT_TRUE(Start().ok());
     engine_ = ComeBack(*engine_, process_.credentials());
@@ -81,7 +109,7 @@ class VerifyTest : public RecoveryTest {
 
   Sleeper process_;
   std::unique_ptr<Engine> engine_;
-  const std::vector<std::string> keys_ = Keys("k", 6);
+  std::vector<std::string> keys_ = Keys("k", 6);
   std::vector<uint64_t> blocks_;
 };
 
@@ -155,6 +183,8 @@ TEST_F(VerifyTest, OfMuchThatIsWrongOneLineASecondIsLogged) {
   ASSERT_NE(line, std::string::npos) << log;
   EXPECT_EQ(log.find("block is not what was sealed", line + 1), std::string::npos) << log;
   EXPECT_THAT(log, HasSubstr("when=sample more=2"));
+  EXPECT_THAT(log, HasSubstr(absl::StrCat("key=", absl::BytesToHexString(keys_[0]))))
+      << "that it was sealed under";
   testing::internal::CaptureStderr();
   clock_.Advance(1000);
   daemon_->VerifyOnce(0);
@@ -248,6 +278,11 @@ TEST_F(VerifyTest, WhatIsWrongAndHeldIsItsHoldersAlone) {
   EXPECT_EQ(Blocks().sealed(), 6u);
   ComeBackToTheNext();
   EXPECT_EQ(Found(), 0) << "nor from the next daemon";
+  options_.verify = false;
+  ComeBackToTheNext();
+  EXPECT_EQ(Found(), 0) << "nor from one that compares nothing";
+  options_.verify = true;
+  ComeBackToTheNext();
   // Another is sealed under its key, and is the one that is found, by the next daemon as well.
   clock_.Advance(1);
   const std::vector<uint64_t> again = engine_->Lease(1);
@@ -262,6 +297,119 @@ TEST_F(VerifyTest, WhatIsWrongAndHeldIsItsHoldersAlone) {
   EXPECT_EQ(Blocks().sealed(), 7u);
   engine_->Release({held.groups(0).blocks().begin(), held.groups(0).blocks().end()});
   EXPECT_EQ(Found(), 6);
+}
+
+TEST_F(VerifyTest, WhatIsWrongStaysSoWhereNoSumSaysIt) {
+  ASSERT_NO_FATAL_FAILURE(StartAndOpen());
+  End();
+  VisitTable(keeper_, [](OtherTable table) { table.Become(kSpaceTableVersion - 1, kSpaceTableVersion - 1); });
+  const UniqueFd memory = Memory();
+  options_.verify_sample_bytes = 1 << 20;
+  ComeBackToTheNext();
+  ASSERT_TRUE(RecoveredSpace().forgets_sums());
+  SealAll();
+  daemon_->VerifyOnce(0);
+  const v1::MatchResult held = engine_->Match(keys_);
+  Flip(memory, blocks_[0]);
+  daemon_->VerifyOnce(1000);
+  EXPECT_EQ(Failed(CheckedWhen::kSample), 1u);
+  ComeBackToTheNext();
+  EXPECT_EQ(Space().doubted, 0u);
+  EXPECT_EQ(Blocks().sealed(), 6u);
+  EXPECT_EQ(Found(), 0);
+}
+
+// The daemon's clock is read when a match begins and when it has compared.
+TEST_F(VerifyTest, ADeathWhileAMatchComparesEndsNoSession) {
+  Seal6();
+  daemon_->VerifyOnce(0);
+  for (const bool unary : {true, false}) {
+    for (const int readings : {0, 1}) {
+      ASSERT_NO_FATAL_FAILURE(ComeBackToTheNext());
+      ASSERT_EQ(Space().doubted, 6u);
+      LetChildrenHaveMemory();
+      const pid_t daemon = fork();
+      if (daemon == 0) {
+        clock_.on_read = [left = readings]() mutable {
+          if (left-- == 0) _exit(1);
+        };
+        if (unary) {
+          engine_->Match(keys_);
+        } else {
+          engine_->Step({MatchOp(keys_)});
+        }
+        _exit(0);
+      }
+      int status = 0;
+      ASSERT_EQ(waitpid(daemon, &status, 0), daemon);
+      ASSERT_TRUE(WIFEXITED(status));
+      ASSERT_EQ(WEXITSTATUS(status), 1) << "it read no clock there";
+    }
+  }
+  ComeBackToTheNext();
+  EXPECT_EQ(Found(), 6);
+}
+
+TEST_F(VerifyTest, AMatchComparesForAWhileAndAnswersWhatItHasComeTo) {
+  constexpr uint32_t kMany = 2 * ContentChecks::kPartBlocks + 100;
+  keys_ = Keys("k", kMany);
+  ASSERT_NO_FATAL_FAILURE(StartAndOpen());
+  // Leases are answered in parts while slabs are to come.
+  while (blocks_.size() < kMany) {
+    const v1::LeaseResult lease = engine_->LeaseAsked(kMany - static_cast<uint32_t>(blocks_.size()), 1);
+    blocks_.insert(blocks_.end(), lease.blocks().begin(), lease.blocks().end());
+    daemon_->HousekeepOnce();
+    engine_->MapSlabs();
+  }
+  engine_->Seal(blocks_, keys_);
+  engine_->Release(blocks_);
+  daemon_->VerifyOnce(0);
+  ComeBackToTheNext();
+  ASSERT_EQ(Space().doubted, kMany);
+  // Each part takes so long.
+  clock_.on_read = [this] { clock_.Advance(100); };
+  const int found = Found();
+  clock_.on_read = nullptr;
+  EXPECT_EQ(found, static_cast<int>(ContentChecks::kPartBlocks));
+  EXPECT_EQ(Space().doubted, kMany - ContentChecks::kPartBlocks);
+  EXPECT_EQ(Found(), static_cast<int>(kMany));
+}
+
+TEST_F(VerifyTest, OnceNothingIsDoubtedNobodyLooksForIt) {
+  Seal6();
+  daemon_->VerifyOnce(0);
+  ComeBackToTheNext();
+  v1::EvictResponse response;
+  ASSERT_TRUE(daemon_->Evict({}, &response).ok());
+  ASSERT_EQ(response.evicted(), 6u);
+  const auto locked = [this] {
+    const std::vector<uint64_t> counts = Space().hold.counts;
+    return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
+  };
+  const uint64_t before = locked();
+  daemon_->VerifyOnce(0);
+  EXPECT_LT(locked() - before, 10u);
+}
+
+TEST(ContentChecksTest, WhatIsSummedIsLetGoOfBeforeTheMutexIsTaken) {
+  MemoryDevice::Script script;
+  MemoryDevice device("host", kGranuleBytes, &script);
+  SpaceFacts facts;
+  facts.layout.set_block_bytes(kBlockBytes);
+  facts.devices = {&device};
+  facts.geometry = {.block_stride_bytes = kBlockBytes,
+                    .unit_bytes = kGranuleBytes,
+                    .slab_bytes = kGranuleBytes,
+                    .max_blocks = kSlabBlocks};
+  BlockPool pool({.max_blocks = 1, .windows = {0}}, *MakeReplacementPolicy("lru", 1));
+  const Growth growth(&facts, &pool);
+  const ContentChecks checks(&facts, &pool, &growth);
+  ContentChecks::Part part(1);
+  part[0].slabs.push_back(*device.MakeSlab(kGranuleBytes));
+  part[0].at.push_back(script.memory);
+  ASSERT_EQ(script.alive, 1);
+  checks.Sum(&part);
+  EXPECT_EQ(script.alive, 0);
 }
 
 TEST_F(VerifyTest, ASealUnderTheKeyOfADoubtedBlockIsRefusedForNow) {
