@@ -67,10 +67,9 @@ absl::Status TryWhatOutlives(const std::vector<std::unique_ptr<Device>>& devices
   return absl::OkStatus();
 }
 
-// A link that is lost from the start, where memory would not outlive this process.
-absl::StatusOr<std::unique_ptr<KeeperLink>> JoinKeeper(UniqueFd keeper,
-                                                       const std::vector<std::unique_ptr<Device>>& devices) {
-  ASSIGN_OR_RETURN(std::unique_ptr<KeeperLink> link, KeeperLink::Join(std::move(keeper), DeviceIds(devices)));
+// The link is lost from here on where memory would not outlive this process.
+absl::Status TrustKeeper(KeeperLink* link, const std::vector<std::unique_ptr<Device>>& devices) {
+  RETURN_IF_ERROR(link->Trust(DeviceIds(devices)));
   // What a daemon with the same devices has left, it has left because it had seen this.
   const absl::Status outlives = TryWhatOutlives(devices, /*seen_before=*/link->inherits());
   for (const auto& device : devices) {
@@ -83,7 +82,7 @@ absl::StatusOr<std::unique_ptr<KeeperLink>> JoinKeeper(UniqueFd keeper,
     LogError("keeper not used", {{"error", outlives}, {"now", "all that is cached ends with this process"}});
     link->Decline();
   }
-  return link;
+  return absl::OkStatus();
 }
 
 // The daemon makes its default directory, but not one that somebody named: a misspelt path must be
@@ -113,28 +112,34 @@ absl::StatusOr<std::shared_ptr<const AccessPolicy>> AccessPolicyOf(const std::st
 
 absl::StatusOr<std::unique_ptr<Kvpoold>> Kvpoold::Start(const Settings& settings, KeeperEnd keeper) {
   RETURN_IF_ERROR(CheckSocketPaths(settings));
-  ASSIGN_OR_RETURN(FileLock socket_lock, FileLock::Take(settings.socket + ".lock"));
-  ASSIGN_OR_RETURN(StateDir state_dir, StateDir::Open(settings.state_dir));
-  std::unique_ptr<Kvpoold> kvpoold(new Kvpoold(std::move(socket_lock), std::move(state_dir)));
-  RETURN_IF_ERROR(kvpoold->Open(settings, std::move(keeper)));
+  std::unique_ptr<KeeperLink> link;
+  if (keeper.socket.valid()) {
+    ASSIGN_OR_RETURN(link, KeeperLink::Join(std::move(keeper.socket)));
+  }
+  Place place(link.get());
+  RETURN_IF_ERROR(place.Lock(settings.socket + ".lock"));
+  ASSIGN_OR_RETURN(StateDir state_dir, StateDir::Open(settings.state_dir, &place));
+  std::unique_ptr<Kvpoold> kvpoold(new Kvpoold(std::move(link), std::move(place), std::move(state_dir)));
+  kvpoold->program_ = std::move(keeper.program);
+  RETURN_IF_ERROR(kvpoold->Open(settings));
   return kvpoold;
 }
 
-absl::Status Kvpoold::Open(const Settings& settings, KeeperEnd keeper) {
+absl::Status Kvpoold::Open(const Settings& settings) {
   const double start_time_seconds = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
   socket_ = settings.socket;
   attach_socket_ = settings.attach_socket();
   access_file_ = settings.access;
   tier_flush_ = settings.tier_flush;
   arguments_ = settings.arguments;
-  program_ = std::move(keeper.program);
   ASSIGN_OR_RETURN(const auto policy, AccessPolicyOf(access_file_));
   access_ = std::make_shared<AccessControl>(policy);
 
   ASSIGN_OR_RETURN(OpenedDevices opened, OpenDevices(settings.device, settings.capacity));
   RETURN_IF_ERROR(CheckSlabBytes(settings.daemon.slab_bytes, opened));
-  if (keeper.socket.valid()) {
-    ASSIGN_OR_RETURN(keeper_, JoinKeeper(std::move(keeper.socket), opened.devices));
+  if (keeper_ != nullptr) {
+    RETURN_IF_ERROR(TrustKeeper(keeper_.get(), opened.devices));
+    RETURN_IF_ERROR(place_.KeepEpoch());
     BeforeEndForLostGpu([this] { keeper_->Distrust(); });
   }
   for (size_t i = 0; i < opened.devices.size(); ++i) {
@@ -170,8 +175,10 @@ absl::Status Kvpoold::Open(const Settings& settings, KeeperEnd keeper) {
 
   // A member takes a socket, and its process a pidfd.
   const auto max_attached = static_cast<uint32_t>(std::clamp(fd_ceiling / 4, 16, 4096));
+  const Listen listen = [this](const ListenOptions& listener) { return place_.Listen(listener); };
   ASSIGN_OR_RETURN(attach_server_, AttachServer::Start({.path = attach_socket_,
                                                         .group = settings.socket_group,
+                                                        .listen = listen,
                                                         .max_connections = max_attached,
                                                         .fd_ceiling = fd_ceiling},
                                                        EventsOf(daemon_.get())));
@@ -180,6 +187,7 @@ absl::Status Kvpoold::Open(const Settings& settings, KeeperEnd keeper) {
       GrpcServer::Start(
           {.socket_path = socket_,
            .group = settings.socket_group,
+           .listen = listen,
            .threads = static_cast<int>(settings.rpc_threads),
            .fd_ceiling = fd_ceiling,
            .max_connections = static_cast<uint32_t>(std::clamp(fd_ceiling / 3, 16, 4096)),
@@ -207,6 +215,7 @@ absl::Status Kvpoold::Open(const Settings& settings, KeeperEnd keeper) {
                      .metrics_port = metrics_server_ == nullptr ? 0 : metrics_server_->port(),
                      .operator_port = grpc_server_->operator_port()};
   if (keeper_ != nullptr) keeper_->Serving();
+  place_.Keep();
   opened_.store(true, std::memory_order_release);
   state_dir_.Announce(facts);
   LogInfo("serving", {{"socket", socket_},
@@ -252,17 +261,20 @@ void Kvpoold::Stop() {
   // Callers that wait for a device operation are answered while there is a server to answer them.
   if (daemon_ != nullptr) daemon_->StopDeviceOperations();
   if (daemon_ != nullptr) daemon_->EndSoon();
+  // The next one has the sockets of this one, whose start has failed.
+  const bool sockets_stay = place_.inherited() && !opened_;
   if (grpc_server_ != nullptr) {
-    unlink(socket_.c_str());
+    if (!sockets_stay) unlink(socket_.c_str());
     grpc_server_->Stop(std::chrono::milliseconds(200));
     grpc_server_.reset();
   }
   if (attach_server_ != nullptr) {
-    unlink(attach_socket_.c_str());
+    if (!sockets_stay) unlink(attach_socket_.c_str());
     // Of a start that failed: engines may be back by now, and the next one goes on with their sessions.
     if (keeper_ != nullptr && !opened_) attach_server_->HangUp();
     attach_server_.reset();
   }
+  if (!sockets_stay) place_.Close();
   if (daemon_ != nullptr) daemon_->FlushTier(tier_flush_);
   daemon_.reset();
 }

@@ -80,7 +80,7 @@ absl::Status Kvpoold::PrepareUpgrade(const Peer& peer, const v1::UpgradeRequest&
   const std::string& path = request.binary().empty() ? program_ : request.binary();
   ProgramNeeds needs;
   if (!request.cold()) needs.tables = daemon_->KeptTables();
-  ASSIGN_OR_RETURN(const UniqueFd program, OpenProgram(path, needs));
+  ASSIGN_OR_RETURN(const NextProgram program, OpenProgram(path, needs));
   RETURN_IF_ERROR(CheckSettingsOfToday());
   const bool end_sessions = request.end_sessions() || request.cold();
   RETURN_IF_ERROR(AwaitSettled(kStopPatience, end_sessions));
@@ -88,7 +88,14 @@ absl::Status Kvpoold::PrepareUpgrade(const Peer& peer, const v1::UpgradeRequest&
   absl::Cleanup go_on = [this] { grpc_server_->GoOn(); };
   RETURN_IF_ERROR(AwaitSettled(kRestingPatience, end_sessions));
   if (ending_) return ends;
-  RETURN_IF_ERROR(keeper_->HandOverTo(program.get(), request.cold() ? HandOver::kCold : HandOver::kWarm));
+  // What is kept for a cold one is not shown to it, and its locks would be taken.
+  if (request.cold() || !program.takes_place) place_.Withdraw();
+  const absl::Status named =
+      keeper_->HandOverTo(program.file.get(), request.cold() ? HandOver::kCold : HandOver::kWarm);
+  if (!named.ok()) {
+    place_.Keep();
+    return named;
+  }
   std::move(go_on).Cancel();
   response->set_version(Version());
   response->set_daemon_epoch(state_dir_.epoch());

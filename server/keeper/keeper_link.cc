@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "proto/support/check.h"
@@ -52,13 +53,22 @@ Kept::~Kept() {
   if (link_ != nullptr) link_->Drop(id_);
 }
 
-absl::StatusOr<std::unique_ptr<KeeperLink>> KeeperLink::Join(UniqueFd socket, std::string devices,
+absl::StatusOr<std::unique_ptr<KeeperLink>> KeeperLink::Join(UniqueFd socket,
                                                              std::chrono::milliseconds patience) {
   RETURN_IF_ERROR(SetPatience(socket.get(), patience));
-  std::unique_ptr<KeeperLink> link(new KeeperLink(std::move(socket), std::move(devices)));
+  std::unique_ptr<KeeperLink> link(new KeeperLink(std::move(socket)));
   RETURN_IF_ERROR(link->Inherit());
-  RETURN_IF_ERROR(link->KeepWord());
   return link;
+}
+
+std::vector<KeptThing> KeeperLink::TakePlace() {
+  const auto place = std::stable_partition(inherited_.begin(), inherited_.end(), [](const KeptThing& thing) {
+    return thing.kind != KeptKind::kLock && thing.kind != KeptKind::kListener &&
+           thing.kind != KeptKind::kEpoch;
+  });
+  std::vector<KeptThing> taken(std::make_move_iterator(place), std::make_move_iterator(inherited_.end()));
+  inherited_.erase(place, inherited_.end());
+  return taken;
 }
 
 absl::Status KeeperLink::Inherit() {
@@ -85,7 +95,7 @@ absl::Status KeeperLink::Inherit() {
   }
 }
 
-absl::Status KeeperLink::KeepWord() {
+absl::Status KeeperLink::Trust(std::string devices) {
   Kept kept;
   std::string against = "the daemon went on without its keeper";
   for (auto thing = inherited_.begin(); thing != inherited_.end(); ++thing) {
@@ -95,14 +105,14 @@ absl::Status KeeperLink::KeepWord() {
     inherited_.erase(thing);
     const uint32_t said = WordOf(word).load(std::memory_order_acquire);
     if (said == kGpuLost) against = "a GPU was lost, and nobody knows what its memory holds";
-    const std::string devices = DevicesOf(word);
-    if (said == kTrusted && devices == devices_) {
+    const std::string before = DevicesOf(word);
+    if (said == kTrusted && before == devices) {
       kept.Forget();  // The page is the link's for good.
       MutexLock lock(&mu_);
       word_.emplace(std::move(word));
       return absl::OkStatus();
     }
-    if (said == kTrusted) against = absl::StrCat("the daemon before had other devices: ", devices);
+    if (said == kTrusted) against = absl::StrCat("the daemon before had other devices: ", before);
     break;
   }
   if (!inherited_.empty()) {
@@ -112,7 +122,7 @@ absl::Status KeeperLink::KeepWord() {
   inherited_.clear();
   kept = Kept();
   ASSIGN_OR_RETURN(SharedMemory word, SharedMemory::Make("kvpool-word", kPageBytes));
-  devices_.copy(word.data() + sizeof(uint32_t), kPageBytes - sizeof(uint32_t));
+  devices.copy(word.data() + sizeof(uint32_t), kPageBytes - sizeof(uint32_t));
   ASSIGN_OR_RETURN(kept, Keep(KeptKind::kWord, "", word.fd()));
   kept.Forget();
   MutexLock lock(&mu_);

@@ -31,7 +31,16 @@ namespace kvpool {
 
 class KeeperLink;
 
-enum class KeptKind : uint16_t { kTable = 1, kSlab = 2, kMember = 3, kWord = 4, kLog = 5 };
+enum class KeptKind : uint16_t {
+  kTable = 1,
+  kSlab = 2,
+  kMember = 3,
+  kWord = 4,
+  kLog = 5,
+  kLock = 256,  // This and what follows make up a daemon's place (server/place.h).
+  kListener = 257,
+  kEpoch = 258
+};
 // A daemon that does not know a kind from here on lets go of what is of it; without one that is below it can't go on.
 inline constexpr uint16_t kFirstOptionalKind = 256;
 
@@ -63,9 +72,14 @@ class KeeperLink {
  public:
   static constexpr std::chrono::milliseconds kPatience{5000};
   // Says hello on the socket of a keeper and receives what it keeps. A keeper that is silent for longer than `patience`
-  // counts as gone. What a daemon with other `devices` left is let go of: its slabs lie elsewhere.
-  static absl::StatusOr<std::unique_ptr<KeeperLink>> Join(UniqueFd socket, std::string devices = "host",
+  // counts as gone.
+  static absl::StatusOr<std::unique_ptr<KeeperLink>> Join(UniqueFd socket,
                                                           std::chrono::milliseconds patience = kPatience);
+  // What there is of an earlier daemon's place, whatever becomes of the rest; once.
+  std::vector<KeptThing> TakePlace();
+  // Lets go of what was inherited if the daemon before went on alone, or had other devices, as its slabs lie elsewhere; and keeps the
+  // page in which this one would say that it goes on alone. Nothing else is kept or taken before this, but for the place.
+  absl::Status Trust(std::string devices);
 
   // What an earlier daemon left, in the order in which that one gave it; once.
   std::vector<KeptThing> TakeInherited() { return std::exchange(inherited_, {}); }
@@ -96,18 +110,14 @@ class KeeperLink {
 
  private:
   friend class Kept;
-  KeeperLink(UniqueFd socket, std::string devices)
-      : devices_(std::move(devices)), socket_(std::move(socket)) {}
+  explicit KeeperLink(UniqueFd socket) : socket_(std::move(socket)) {}
   absl::Status Inherit();
-  // Lets go of what was inherited if the daemon before went on alone, and keeps the page in which this one would say so.
-  absl::Status KeepWord();
   void Drop(uint64_t id);
   // Sends the frame and waits for the answer. Otherwise the keeper is lost.
   absl::Status Ask(const KeeperFrame& frame, int fd, KeeperFrame* answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SendDrops() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Lose(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  const std::string devices_;
   Mutex mu_;
   UniqueFd socket_ ABSL_GUARDED_BY(mu_);  // Invalid once the keeper is gone.
   uint64_t next_id_ ABSL_GUARDED_BY(mu_) = 1;

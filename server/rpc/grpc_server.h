@@ -19,6 +19,7 @@ namespace kvpool {
 struct GrpcServerOptions {
   std::string socket_path;
   std::optional<uint32_t> group;
+  Listen listen = ListenUnix;
   int threads = 0;     // Completion queues, with a thread each; 0: a quarter of the cores, 1 to 8.
   int fd_ceiling = 0;  // AttachServerOptions::fd_ceiling.
   uint32_t max_connections = 2048;

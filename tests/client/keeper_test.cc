@@ -8,6 +8,8 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -50,10 +52,8 @@ pid_t PidIn(const std::string& directory) {
   return at == std::string::npos ? 0 : atoi(text.str().c_str() + at + 6);
 }
 
-// Kills the daemon, not its keeper, and returns when the next one serves; 0: none came.
-pid_t KillDaemon(const DaemonProcess& daemon) {
-  const pid_t killed = PidIn(daemon.directory());
-  if (killed <= 0 || kill(killed, SIGKILL) != 0) return 0;
+// Returns when the daemon that comes after that one serves; 0: none came.
+pid_t AwaitNext(const DaemonProcess& daemon, pid_t killed) {
   for (const Deadline deadline = Soon(); std::chrono::steady_clock::now() < deadline;) {
     const pid_t next = PidIn(daemon.directory());
     if (next != 0 && next != killed) return next;
@@ -62,8 +62,25 @@ pid_t KillDaemon(const DaemonProcess& daemon) {
   return 0;
 }
 
+// Kills the daemon, not its keeper, and waits for the next one.
+pid_t KillDaemon(const DaemonProcess& daemon) {
+  const pid_t killed = PidIn(daemon.directory());
+  if (killed <= 0 || kill(killed, SIGKILL) != 0) return 0;
+  return AwaitNext(daemon, killed);
+}
+
+UniqueFd ConnectStream(const std::string& path) {
+  UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, path.c_str(), sizeof(address.sun_path) - 1);
+  const bool connected = connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+  return connected ? std::move(socket) : UniqueFd();
+}
+
 class KeeperTest : public SessionTest {
  protected:
+  void MakeGap();
   // A daemon goes on without its keeper, and would outlive the test.
   void TearDown() override {
     if (daemon_ == nullptr) return;
@@ -587,6 +604,119 @@ TEST_F(KeeperTest, ADaemonGoesOnWithoutItsKeeper) {
   EXPECT_NE(other, nullptr);
   EXPECT_THAT(daemon_->AwaitInLog("keeper lost"), HasSubstr("keeper lost"));
   kill(daemon, SIGKILL);
+}
+
+// ------------------------------------------------------------------------------- between two daemons
+
+// The daemon is gone, and its keeper, which is stopped, has not started the next one.
+void KeeperTest::MakeGap() {
+  daemon_->Signal(SIGSTOP);
+  const pid_t daemon = PidIn(daemon_->directory());
+  const UniqueFd death(static_cast<int>(syscall(SYS_pidfd_open, daemon, 0)));
+  ASSERT_EQ(kill(daemon, SIGKILL), 0);
+  pollfd waiting{death.get(), POLLIN, 0};
+  ASSERT_EQ(poll(&waiting, 1, 60'000), 1);
+}
+
+uint64_t InodeOf(const std::string& path) {
+  struct stat facts;
+  return lstat(path.c_str(), &facts) == 0 ? facts.st_ino : 0;
+}
+
+TEST_F(KeeperTest, BetweenTwoDaemonsNobodyTakesTheirPlace) {
+  StartWithKeeper();
+  auto session = Open();
+  ASSERT_NE(session, nullptr);
+  const std::vector<PrefixKey> keys = KeysOf(*session, 1, 8);
+  Share(session.get(), keys);
+  MakeGap();
+  const TemporaryDirectory elsewhere;
+  const auto start = [&](const std::string& socket, const std::string& state_dir) {
+    return RunProgram({DaemonProcess::Program(), "--device=host", "--capacity=32MiB", "--socket=" + socket,
+                       "--state-dir=" + state_dir, "--metrics-listen="});
+  };
+  const ProgramEnd same_socket = start(daemon_->socket(), elsewhere.path());
+  EXPECT_EQ(same_socket.exit_code, 1);
+  EXPECT_THAT(same_socket.output, HasSubstr(daemon_->socket() + ".lock is locked by another kvpoold"));
+  const ProgramEnd same_state = start(elsewhere.path() + "/kvpoold.sock", daemon_->directory());
+  EXPECT_EQ(same_state.exit_code, 1);
+  EXPECT_THAT(same_state.output,
+              HasSubstr(daemon_->directory() + "/kvpoold.lock is locked by another kvpoold"));
+  daemon_->Signal(SIGCONT);
+  auto second = Open();
+  ASSERT_NE(second, nullptr) << daemon_->Log();
+  const auto hit = Match(second.get(), keys);
+  ASSERT_TRUE(hit.ok()) << hit.status();
+  EXPECT_EQ(hit->groups[0].size(), 8u) << daemon_->Log();
+  EXPECT_EQ(daemon_->Stop(), 0) << daemon_->Log();
+  for (const std::string& path : {daemon_->socket(), daemon_->attach_socket(), daemon_->socket() + ".lock",
+                                  daemon_->directory() + "/kvpoold.lock"}) {
+    EXPECT_EQ(InodeOf(path), 0u) << path << " is left by an end in good order";
+  }
+}
+
+TEST_F(KeeperTest, WhoConnectsBetweenTwoDaemonsIsServedByTheNext) {
+  StartWithKeeper();
+  const uint64_t socket = InodeOf(daemon_->socket()), attach_socket = InodeOf(daemon_->attach_socket());
+  MakeGap();
+  auto attached = ConnectAttachSocket(daemon_->attach_socket());
+  ASSERT_TRUE(attached.ok()) << attached.status();
+  v1::AttachFrame frame;
+  frame.mutable_hello()->set_protocol(1);
+  frame.mutable_hello()->set_client_name("early");
+  ASSERT_TRUE(SendFrame(attached->get(), frame).ok());
+  const UniqueFd stream = ConnectStream(daemon_->socket());
+  ASSERT_TRUE(stream.valid());
+  // The preface of HTTP/2, and settings that have nothing in them.
+  const char preface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0";
+  ASSERT_EQ(send(stream.get(), preface, sizeof(preface), MSG_NOSIGNAL),
+            static_cast<ssize_t>(sizeof(preface)));
+  daemon_->Signal(SIGCONT);
+  const auto outcome = ReceiveFrame(attached->get(), &frame, nullptr);
+  ASSERT_TRUE(outcome.ok()) << outcome.status() << daemon_->Log();
+  EXPECT_TRUE(frame.has_welcome()) << frame.ShortDebugString();
+  char answer[9];
+  EXPECT_EQ(recv(stream.get(), answer, sizeof(answer), MSG_WAITALL), 9) << daemon_->Log();
+  EXPECT_EQ(answer[3], 4) << "these are no settings";
+  EXPECT_EQ(InodeOf(daemon_->socket()), socket);
+  EXPECT_EQ(InodeOf(daemon_->attach_socket()), attach_socket);
+}
+
+TEST_F(KeeperTest, ASocketThatSomebodyRemovedIsBoundAnew) {
+  StartWithKeeper();
+  const pid_t killed = PidIn(daemon_->directory());
+  MakeGap();
+  const auto lost = ConnectAttachSocket(daemon_->attach_socket());
+  ASSERT_TRUE(lost.ok()) << lost.status();
+  unlink(daemon_->socket().c_str());
+  unlink(daemon_->attach_socket().c_str());
+  daemon_->Signal(SIGCONT);
+  // Who waits at the old one does not wait for ever.
+  v1::AttachFrame frame;
+  const auto outcome = ReceiveFrame(lost->get(), &frame, nullptr);
+  EXPECT_TRUE(!outcome.ok() || *outcome == ReceiveOutcome::kHangup);
+  ASSERT_NE(AwaitNext(*daemon_, killed), 0) << daemon_->Log();
+  EXPECT_NE(Open(), nullptr) << daemon_->Log();
+}
+
+// Where the state directory can't be written and the clock is behind.
+TEST_F(KeeperTest, TheEpochGrowsByWhatTheKeeperKnows) {
+  const TemporaryDirectory directory;
+  const uint64_t ahead = uint64_t{1} << 60;
+  std::ofstream(directory.path() + "/epoch") << ahead << "\n";
+  auto daemon = DaemonProcess::Start(
+      {.directory = directory.path(), .flags = {"--keeper=on", "--keeper-deaths=1000000"}});
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  daemon_ = *std::move(daemon);
+  unlink((directory.path() + "/epoch").c_str());
+  ASSERT_EQ(mkdir((directory.path() + "/epoch.new").c_str(), 0700), 0);
+  for (uint64_t start = 2; start < 5; ++start) {
+    ASSERT_NE(KillDaemon(*daemon_), 0) << daemon_->Log();
+    const std::string epoch = absl::StrCat("epoch=", ahead + start, " ");
+    EXPECT_THAT(daemon_->AwaitInLog(epoch), HasSubstr(epoch));
+  }
+  TearDown();
+  daemon_ = nullptr;
 }
 
 TEST_F(KeeperTest, GivesUpOnADaemonThatCanNotStart) {

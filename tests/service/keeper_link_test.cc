@@ -41,7 +41,7 @@ class KeeperLinkTest : public testing::Test {
 TEST_F(KeeperLinkTest, WhatWasKeptIsThereInOrderAndWhatWasDroppedIsNot) {
   ServedKeeper keeper;
   {
-    auto link = *KeeperLink::Join(keeper.Connect());
+    auto link = *JoinKeeper(keeper.Connect());
     auto a = link->Keep(KeptKind::kSlab, "a", Pipe('a').get());
     {
       const auto b = link->Keep(KeptKind::kSlab, "b", Pipe('b').get());
@@ -51,7 +51,7 @@ TEST_F(KeeperLinkTest, WhatWasKeptIsThereInOrderAndWhatWasDroppedIsNot) {
     ASSERT_TRUE(a.ok() && c.ok());
     link->Leave();
   }
-  auto link = *KeeperLink::Join(keeper.Connect());
+  auto link = *JoinKeeper(keeper.Connect());
   std::vector<KeptThing> things = link->TakeInherited();
   ASSERT_EQ(things.size(), 2u);
   EXPECT_EQ(things[0].facts, "a");
@@ -86,7 +86,7 @@ TEST_F(KeeperLinkTest, ADaemonThatDoesNotHearTheAnswerHandsNothingOver) {
 
 TEST_F(KeeperLinkTest, AKeeperThatIsFullSaysSo) {
   ServedKeeper keeper(2);  // The link has a page of its own.
-  auto link = *KeeperLink::Join(keeper.Connect());
+  auto link = *JoinKeeper(keeper.Connect());
   const auto first = link->Keep(KeptKind::kSlab, "", Pipe('a').get());
   const auto second = link->Keep(KeptKind::kSlab, "", Pipe('b').get());
   EXPECT_TRUE(first.ok());
@@ -125,7 +125,7 @@ TEST_F(KeeperLinkTest, AKeeperThatIsSilentIsDoneWithout) {
     std::thread keeper([&] {
       for (int frames = 0; frames < 2; ++frames) EXPECT_TRUE(inventory.Serve(theirs.get()).ok());
     });
-    link = *KeeperLink::Join(UniqueFd(pair[1]), "host", std::chrono::seconds(30));
+    link = *JoinKeeper(UniqueFd(pair[1]), std::chrono::seconds(30));
     keeper.join();
   }
   // That is its patience. Here it has less from now on.
@@ -152,7 +152,7 @@ TEST_F(KeeperLinkTest, WithoutItsKeeperADaemonGoesOn) {
     std::thread keeper([&] {
       for (int frames = 0; frames < 2; ++frames) EXPECT_TRUE(inventory.Serve(theirs.get()).ok());
     });
-    link = *KeeperLink::Join(UniqueFd(pair[1]));
+    link = *JoinKeeper(UniqueFd(pair[1]));
     keeper.join();
   }
   EXPECT_TRUE(link->Keep(KeptKind::kSlab, "", Pipe('a').get()).ok());

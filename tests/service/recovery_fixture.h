@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <sys/types.h>
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <thread>
@@ -48,6 +49,10 @@ class ServedKeeper {
   std::thread thread_;
   int theirs_ = -1;
 };
+
+// As a daemon with the devices of these tests joins its keeper.
+absl::StatusOr<std::unique_ptr<KeeperLink>> JoinKeeper(
+    UniqueFd socket, std::chrono::milliseconds patience = KeeperLink::kPatience);
 
 // A process that does nothing until it is killed.
 class Sleeper {

@@ -164,7 +164,7 @@ class OtherVersionTest : public RecoveryTest {
   // Between two daemons.
   template <typename Visit>
   void VisitTable(Visit visit) {
-    auto link = KeeperLink::Join(keeper_->Connect());
+    auto link = JoinKeeper(keeper_->Connect());
     ASSERT_TRUE(link.ok()) << link.status();
     int tables = 0;
     for (KeptThing& thing : (*link)->TakeInherited()) {
@@ -249,7 +249,7 @@ TEST_F(OtherVersionTest, AThingThatOneCanDoWithoutIsLetGoAndAnotherStopsTheStart
   LeaveState();
   // Keeps one of this kind, and answers how many there were.
   const auto keep = [this](uint16_t kind, int* before) {
-    auto link = KeeperLink::Join(keeper_->Connect());
+    auto link = JoinKeeper(keeper_->Connect());
     ASSERT_TRUE(link.ok()) << link.status();
     for (KeptThing& thing : (*link)->TakeInherited()) {
       *before += static_cast<uint16_t>(thing.kind) == kind ? 1 : 0;
@@ -280,7 +280,7 @@ TEST_F(OtherVersionTest, AThingThatOneCanDoWithoutIsLetGoAndAnotherStopsTheStart
 
 // The next daemon is shown another descriptor where that of the table was.
 void ReplaceTable(ServedKeeper* keeper, const std::function<UniqueFd(const SharedMemory&)>& replace) {
-  auto link = KeeperLink::Join(keeper->Connect());
+  auto link = JoinKeeper(keeper->Connect());
   ASSERT_TRUE(link.ok()) << link.status();
   for (KeptThing& thing : (*link)->TakeInherited()) {
     if (thing.kind != KeptKind::kTable) {
@@ -547,8 +547,8 @@ TEST_F(RecoveryTest, OfTwoSpacesWithOneKeyTheNewerIsTakenAndTheOlderGoes) {
   End();
   {
     keeper_ = &keeper_of_test_;
-    auto from = *KeeperLink::Join(other.Connect());
-    auto to = *KeeperLink::Join(keeper_->Connect());
+    auto from = *JoinKeeper(other.Connect());
+    auto to = *JoinKeeper(keeper_->Connect());
     for (KeptThing& thing : from->TakeInherited()) {
       if (SpaceOf(thing) != 2) continue;
       auto kept = to->Keep(thing.kind, thing.facts, thing.fd.get());
