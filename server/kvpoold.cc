@@ -29,14 +29,20 @@ namespace {
 // Descriptors that are neither connections nor slabs: logs, locks, epoll sets, libraries, the metrics port
 // and its scrapers.
 constexpr uint64_t kOtherFiles = 96;
-// Each slab has a descriptor. Where no size was given, slabs are taken to be this large, the smaller default.
+// Each slab has a descriptor, and with a keeper a copy of it. Where no size was given, slabs are taken to be this large, the
+// smaller default.
 constexpr uint64_t kUsualSlabBytes = 64 << 20;
 
+// A keeper elsewhere answers when the daemon before has ended whole, which on a GPU takes some seconds.
+constexpr std::chrono::milliseconds kMostDying{30000};
+
 // How many of `limit` descriptors connections may use.
-int ConnectionFiles(uint64_t limit, const std::vector<uint64_t>& capacity_bytes, uint64_t slab_bytes) {
+int ConnectionFiles(uint64_t limit, const std::vector<uint64_t>& capacity_bytes, uint64_t slab_bytes,
+                    bool keeper) {
   uint64_t slabs = 0;
   for (const uint64_t bytes : capacity_bytes)
     slabs += bytes / (slab_bytes == 0 ? kUsualSlabBytes : slab_bytes) + 1;
+  if (keeper) slabs *= 2;
   const uint64_t kept = std::min(slabs + kOtherFiles, limit / 2);
   return static_cast<int>(std::min<uint64_t>(limit - kept, 1 << 20));
 }
@@ -65,6 +71,22 @@ absl::Status TryWhatOutlives(const std::vector<std::unique_ptr<Device>>& devices
     LogInfo("memory outlives a process", {{"device", device->id()}});
   }
   return absl::OkStatus();
+}
+
+// Null: there is to be no keeper. `started_by` is that which has started this process, if any has.
+absl::StatusOr<std::unique_ptr<KeeperLink>> LinkTo(const Settings& settings, UniqueFd started_by) {
+  KeeperLink::Options options{.another = settings.keeper_socket};
+  if (!settings.keeper_elsewhere && !started_by.valid()) return nullptr;
+  if (started_by.valid()) return KeeperLink::Join(std::move(started_by), options);
+  absl::StatusOr<UniqueFd> socket = ConnectToKeeper(settings.keeper_socket);
+  // One that comes later is given all that there is by then.
+  if (absl::IsNotFound(socket.status())) {
+    LogWarning("no keeper yet", {{"error", socket.status()}});
+    return KeeperLink::Alone(options);
+  }
+  RETURN_IF_ERROR(socket.status());
+  options.hello_patience = kMostDying;
+  return KeeperLink::Join(*std::move(socket), options);
 }
 
 // The link is lost from here on where memory would not outlive this process.
@@ -112,10 +134,9 @@ absl::StatusOr<std::shared_ptr<const AccessPolicy>> AccessPolicyOf(const std::st
 
 absl::StatusOr<std::unique_ptr<Kvpoold>> Kvpoold::Start(const Settings& settings, KeeperEnd keeper) {
   RETURN_IF_ERROR(CheckSocketPaths(settings));
-  std::unique_ptr<KeeperLink> link;
-  if (keeper.socket.valid()) {
-    ASSIGN_OR_RETURN(link, KeeperLink::Join(std::move(keeper.socket)));
-  }
+  // What an earlier daemon has left comes as descriptors.
+  RETURN_IF_ERROR(RaiseOpenFileLimit().status());
+  ASSIGN_OR_RETURN(std::unique_ptr<KeeperLink> link, LinkTo(settings, std::move(keeper.socket)));
   Place place(link.get());
   RETURN_IF_ERROR(place.Lock(settings.socket + ".lock"));
   ASSIGN_OR_RETURN(StateDir state_dir, StateDir::Open(settings.state_dir, &place));
@@ -152,7 +173,8 @@ absl::Status Kvpoold::Open(const Settings& settings) {
   }
   const std::string device_ids = DeviceIds(opened.devices);
   ASSIGN_OR_RETURN(const uint64_t open_files, RaiseOpenFileLimit());
-  const int fd_ceiling = ConnectionFiles(open_files, opened.capacity_bytes, settings.daemon.slab_bytes);
+  const int fd_ceiling =
+      ConnectionFiles(open_files, opened.capacity_bytes, settings.daemon.slab_bytes, keeper_ != nullptr);
 
   DaemonOptions options = settings.daemon;
   options.version = Version();
@@ -170,8 +192,9 @@ absl::Status Kvpoold::Open(const Settings& settings) {
   }
   // Nothing has hashed a key yet.
   SetKeyHashWords(RandomKeyHashWords());
-  ASSIGN_OR_RETURN(daemon_, Daemon::Start(options, std::move(opened.devices), MonotonicClock(),
-                                          keeper_ == nullptr || keeper_->lost() ? nullptr : keeper_.get()));
+  ASSIGN_OR_RETURN(daemon_,
+                   Daemon::Start(options, std::move(opened.devices), MonotonicClock(),
+                                 keeper_ == nullptr || keeper_->declined() ? nullptr : keeper_.get()));
 
   // A member takes a socket, and its process a pidfd.
   const auto max_attached = static_cast<uint32_t>(std::clamp(fd_ceiling / 4, 16, 4096));
@@ -200,6 +223,7 @@ absl::Status Kvpoold::Open(const Settings& settings) {
     MetricSources sources{.daemon = [this] { return daemon_->Snapshot(); },
                           .rpc = [this] { return rpc_stats_.Snapshot(); },
                           .attach = [this] { return attach_server_->Stats(); },
+                          .keeper_up = [this] { return keeper_ != nullptr && !keeper_->lost(); },
                           .build = {.version = Version(), .cuda = CudaFacts()},
                           .start_time_seconds = start_time_seconds};
     ASSIGN_OR_RETURN(metrics_server_, MetricsServer::Start(
@@ -216,6 +240,8 @@ absl::Status Kvpoold::Open(const Settings& settings) {
                      .operator_port = grpc_server_->operator_port()};
   if (keeper_ != nullptr) keeper_->Serving();
   place_.Keep();
+  if (keeper_ != nullptr)
+    keeper_finder_ = std::make_unique<Housekeeper>([this] { keeper_->LookForAnother(); });
   opened_.store(true, std::memory_order_release);
   state_dir_.Announce(facts);
   LogInfo("serving", {{"socket", socket_},
@@ -256,6 +282,8 @@ void Kvpoold::ReadAccessAgain() {
 
 void Kvpoold::Stop() {
   stopping_ = true;
+  keeper_finder_.reset();
+  if (keeper_ != nullptr && opened_) keeper_->Ending();
   state_dir_.Withdraw();
   metrics_server_.reset();
   // Callers that wait for a device operation are answered while there is a server to answer them.

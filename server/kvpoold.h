@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "server/access/access_control.h"
 #include "server/attach/attach_server.h"
+#include "server/base/housekeeper.h"
 #include "server/daemon/daemon.h"
 #include "server/keeper/keeper.h"
 #include "server/keeper/keeper_link.h"
@@ -67,7 +68,7 @@ class Kvpoold {
   absl::Status AwaitSettled(std::chrono::milliseconds patience, bool end_sessions);
 
   // Members are in the order they are made; each may use those before it.
-  std::unique_ptr<KeeperLink> keeper_;  // Null: there is no keeper.
+  std::unique_ptr<KeeperLink> keeper_;  // Null: there is to be no keeper.
   Place place_;
   StateDir state_dir_;
   std::string socket_, attach_socket_;
@@ -85,6 +86,7 @@ class Kvpoold {
   std::unique_ptr<AttachServer> attach_server_;
   std::unique_ptr<GrpcServer> grpc_server_;
   std::unique_ptr<MetricsServer> metrics_server_;
+  std::unique_ptr<Housekeeper> keeper_finder_;
 };
 
 }  // namespace kvpool

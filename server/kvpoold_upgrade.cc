@@ -72,6 +72,10 @@ absl::Status Kvpoold::PrepareUpgrade(const Peer& peer, const v1::UpgradeRequest&
         "an upgrade needs --keeper=on: without a keeper all that is cached, and all sessions, end with this "
         "process");
   }
+  if (program_.empty())
+    return absl::FailedPreconditionError(
+        "this process's keeper starts none: end it and start the next one, which goes on with what is "
+        "cached");
   if (keeper_->lost())
     return absl::FailedPreconditionError("the keeper is gone, and nothing outlives this process");
   const auto ends = absl::FailedPreconditionError("this process was asked to end: start the next one then");
@@ -122,6 +126,7 @@ absl::Status Kvpoold::Upgrade(const Peer& peer, const v1::UpgradeRequest& reques
 }
 
 void Kvpoold::HandOver() {
+  keeper_finder_.reset();
   state_dir_.Withdraw();
   daemon_->EndSoon();
   const auto until = std::chrono::steady_clock::now() + kLastAnswers;

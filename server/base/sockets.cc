@@ -168,11 +168,12 @@ absl::StatusOr<UniqueFd> ListenUnix(const ListenOptions& options) {
   if (options.group.has_value() && chown(path.c_str(), static_cast<uid_t>(-1), *options.group) != 0) {
     return SystemError(absl::StrCat("giving ", path, " to group ", *options.group), errno);
   }
-  if (chmod(path.c_str(), 0660) != 0) return SystemError(absl::StrCat("chmod 0660 ", path), errno);
+  if (chmod(path.c_str(), options.own ? 0600 : 0660) != 0)
+    return SystemError(absl::StrCat("chmod ", path), errno);
   // A peer sends no descriptor: one that nobody takes is closed by the thread that reads, and closing may take as long as its owner likes
   // (SO_LINGER). Connections have this from their listener. Linux before 6.16 does not know it.
   const int no = 0;
-  (void)setsockopt(listener.get(), SOL_SOCKET, SO_PASSRIGHTS, &no, sizeof(no));
+  if (!options.own) (void)setsockopt(listener.get(), SOL_SOCKET, SO_PASSRIGHTS, &no, sizeof(no));
   RETURN_IF_ERROR(ListenAgain(listener.get(), path));
   return listener;
 }

@@ -62,6 +62,7 @@ struct ListenOptions {
   std::string path;
   int type = 0;                   // SOCK_STREAM or SOCK_SEQPACKET.
   std::optional<uint32_t> group;  // The socket is given to it; empty: it keeps the one it is made with.
+  bool own = false;               // It is this user's alone, mode 0600, and peers may send descriptors.
 };
 // Binds and listens, non-blocking, mode 0660, and removes what was at the path. REQUIRES: the caller has a
 // FileLock that every daemon takes for this path. INVALID_ARGUMENT: the path is empty or longer than

@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/access/peer.h"
+#include "server/base/sockets.h"
 #include "server/daemon/daemon.h"
 #include "server/rpc/operator_tls.h"
 #include "server/rpc/rpc_stats.h"

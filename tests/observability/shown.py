@@ -200,8 +200,8 @@ def say_what_was_done(numbers, daemon, instance, did, own, evicted):
         say("Decisions outside the lock", 0, {**instance, "policy": "", "outcome": outcome}, number)
     numbers.say_count("Time of a policy decision", instance, decided["in_time",] + decided["late",])
     say("Memory that went to other spaces", 0, instance, log.count(" slab given back "))
-    for i in range(2):
-        say("Recovered after a restart", i, instance, 0)  # Nothing restarted.
+    for i in range(3):
+        say("Recovered after a restart", i, instance, 0)  # Nothing restarted, and there is no keeper.
     say("Log lines dropped", 0, instance, 0)  # The log is a file.
     say("Log lines dropped", 1, instance, 0)
     say("Servers of the tier", 0, instance, 0)  # The tier is a folder.

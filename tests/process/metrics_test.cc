@@ -28,6 +28,7 @@ std::map<Labels, double> Family(const DaemonSnapshot& daemon, const std::string&
   const MetricSources sources{.daemon = [&daemon] { return daemon; },
                               .rpc = [] { return RpcStats::Totals(); },
                               .attach = [] { return AttachStats(); },
+                              .keeper_up = [] { return true; },
                               .build = {.version = "1", .cuda = "built without"}};
   std::map<Labels, double> samples;
   for (const prometheus::MetricFamily& family : CollectMetrics(sources)) {

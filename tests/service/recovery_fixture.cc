@@ -38,8 +38,8 @@ PeerCredentials Sleeper::credentials() const {
           .pidfd = std::make_shared<const UniqueFd>(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)))};
 }
 
-absl::StatusOr<std::unique_ptr<KeeperLink>> JoinKeeper(UniqueFd socket, std::chrono::milliseconds patience) {
-  auto link = KeeperLink::Join(std::move(socket), patience);
+absl::StatusOr<std::unique_ptr<KeeperLink>> JoinKeeper(UniqueFd socket, const KeeperLink::Options& options) {
+  auto link = KeeperLink::Join(std::move(socket), options);
   if (!link.ok()) return link;
   if (const absl::Status trusted = (*link)->Trust("host"); !trusted.ok()) return trusted;
   return link;

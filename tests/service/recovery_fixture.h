@@ -6,7 +6,6 @@
 #include <sys/socket.h>
 #include <sys/types.h>
 
-#include <chrono>
 #include <memory>
 #include <string>
 #include <thread>
@@ -51,8 +50,8 @@ class ServedKeeper {
 };
 
 // As a daemon with the devices of these tests joins its keeper.
-absl::StatusOr<std::unique_ptr<KeeperLink>> JoinKeeper(
-    UniqueFd socket, std::chrono::milliseconds patience = KeeperLink::kPatience);
+absl::StatusOr<std::unique_ptr<KeeperLink>> JoinKeeper(UniqueFd socket,
+                                                       const KeeperLink::Options& options = {});
 
 // A process that does nothing until it is killed.
 class Sleeper {
