@@ -84,6 +84,8 @@ UniqueFd ConnectStream(const std::string& path) {
 class KeeperTest : public SessionTest {
  protected:
   void MakeGap();
+  // Kills daemons under engines that write; with each of so many, if any, its keeper first, in whose place another one comes.
+  void KillUnderWriters(int keeper_after);
   // A daemon goes on without its keeper, and would outlive the test.
   void TearDown() override {
     if (daemon_ == nullptr) return;
@@ -1237,10 +1239,11 @@ class Writer {
 
 // KVPOOL_KILLS says how many, for a longer run by hand.
 // Its writers are forked, so nothing in its process may have used gRPC before: it runs alone, as ctest runs each test.
-TEST_F(KeeperTest, KillsOfTheDaemonLoseNoSealAndGiveNoBlockTwice) {
+void KeeperTest::KillUnderWriters(int keeper_after) {
   const char* const asked = std::getenv("KVPOOL_KILLS");
   const int kills = asked == nullptr ? 20 : atoi(asked);
   StartWithKeeper("192MiB", {"--low-watermark=0", "--high-watermark=0"});
+  std::unique_ptr<AnotherKeeper> keeper;
   auto* const oracle = static_cast<Oracle*>(
       mmap(nullptr, sizeof(Oracle), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   std::vector<pid_t> writers;
@@ -1271,6 +1274,13 @@ TEST_F(KeeperTest, KillsOfTheDaemonLoseNoSealAndGiveNoBlockTwice) {
     for (const Deadline deadline = Soon(); oracle->rounds < enough;) {
       ASSERT_LT(std::chrono::steady_clock::now(), deadline) << "kill " << i << "\n" << daemon_->Log();
       std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+    if (keeper_after > 0 && i % keeper_after == keeper_after - 1) {
+      keeper == nullptr ? daemon_->Kill() : static_cast<void>(keeper->End(SIGKILL));
+      keeper = std::make_unique<AnotherKeeper>(
+          daemon_->directory(), std::vector<std::string>{"--keeper=on", "--capacity=192MiB",
+                                                         "--low-watermark=0", "--high-watermark=0"});
+      daemon_->AwaitInLog("keeper found", i / keeper_after + 1);
     }
     ASSERT_NE(KillDaemon(*daemon_), 0) << "kill " << i << "\n" << daemon_->Log();
   }
@@ -1309,6 +1319,12 @@ TEST_F(KeeperTest, KillsOfTheDaemonLoseNoSealAndGiveNoBlockTwice) {
   EXPECT_EQ(counts.free() + counts.cached(), counts.capacity()) << counts.ShortDebugString();
   std::printf("%d kills, %u chains of %u blocks sealed and found\n", kills, chains, kChain);
   munmap(oracle, sizeof(Oracle));
+}
+
+TEST_F(KeeperTest, KillsOfTheDaemonLoseNoSealAndGiveNoBlockTwice) { KillUnderWriters(/*keeper_after=*/0); }
+
+TEST_F(KeeperTest, KillsOfDaemonsAndTheirKeepersLoseNoSealAndGiveNoBlockTwice) {
+  KillUnderWriters(/*keeper_after=*/4);
 }
 
 }  // namespace
