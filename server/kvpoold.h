@@ -13,11 +13,12 @@
 #include "absl/status/statusor.h"
 #include "server/access/access_control.h"
 #include "server/attach/attach_server.h"
-#include "server/base/sockets.h"
+#include "server/base/housekeeper.h"
 #include "server/daemon/daemon.h"
 #include "server/keeper/keeper.h"
 #include "server/keeper/keeper_link.h"
 #include "server/metrics/metrics_server.h"
+#include "server/place.h"
 #include "server/rpc/grpc_server.h"
 #include "server/rpc/rpc_stats.h"
 #include "server/settings.h"
@@ -53,9 +54,9 @@ class Kvpoold {
   void HandOver();
 
  private:
-  Kvpoold(FileLock socket_lock, StateDir state_dir)
-      : socket_lock_(std::move(socket_lock)), state_dir_(std::move(state_dir)) {}
-  absl::Status Open(const Settings& settings, KeeperEnd keeper);
+  Kvpoold(std::unique_ptr<KeeperLink> keeper, Place place, StateDir state_dir)
+      : keeper_(std::move(keeper)), place_(std::move(place)), state_dir_(std::move(state_dir)) {}
+  absl::Status Open(const Settings& settings);
   // The operator's call: looks whether this process may end for another one, and has the keeper and main know.
   absl::Status Upgrade(const Peer& peer, const v1::UpgradeRequest& request, v1::UpgradeResponse* response);
   absl::Status PrepareUpgrade(const Peer& peer, const v1::UpgradeRequest& request,
@@ -67,7 +68,8 @@ class Kvpoold {
   absl::Status AwaitSettled(std::chrono::milliseconds patience, bool end_sessions);
 
   // Members are in the order they are made; each may use those before it.
-  FileLock socket_lock_;
+  std::unique_ptr<KeeperLink> keeper_;  // Null: there is to be no keeper.
+  Place place_;
   StateDir state_dir_;
   std::string socket_, attach_socket_;
   std::chrono::milliseconds tier_flush_{0};
@@ -79,12 +81,12 @@ class Kvpoold {
   std::atomic<bool> stopping_{false};
   std::atomic<bool> upgrading_{false}, handing_over_{false}, ending_{false};
   std::shared_ptr<AccessControl> access_;
-  std::unique_ptr<KeeperLink> keeper_;  // Null: there is no keeper.
   std::unique_ptr<Daemon> daemon_;
   RpcStats rpc_stats_;
   std::unique_ptr<AttachServer> attach_server_;
   std::unique_ptr<GrpcServer> grpc_server_;
   std::unique_ptr<MetricsServer> metrics_server_;
+  std::unique_ptr<Housekeeper> keeper_finder_;
 };
 
 }  // namespace kvpool

@@ -16,6 +16,7 @@
 
 #include "absl/synchronization/mutex.h"
 #include "server/base/log.h"
+#include "server/base/sockets.h"
 #include "server/base/time_slices.h"
 #include "server/gpu_witness.h"
 #include "server/keeper/keeper.h"
@@ -72,9 +73,15 @@ int main(int argc, char** argv) {
   kvpool::SetLog(settings->log);
   signal(SIGPIPE, SIG_IGN);  // A log that nobody reads any more ends neither the daemon nor its keeper.
   kvpool::KeeperEnd keeper = kvpool::TakeKeeperEnd();
-  if (settings->keeper && !keeper.socket.valid()) {
-    return kvpool::RunKeeper({argv, argv + argc},
-                             {.most_deaths = settings->keeper_deaths, .most_start = settings->most_start()});
+  if (settings->keeper_only || (settings->keeper && !keeper.socket.valid())) {
+    // As the daemon does, which says what is wrong with it: a socket's directory that somebody named is not made.
+    if (settings->default_socket || settings->state_dir != settings->socket_directory())
+      kvpool::MakeOwnDirectory("--state-dir", settings->state_dir).IgnoreError();
+    return kvpool::RunKeeper({argv, argv + argc}, {.most_deaths = settings->keeper_deaths,
+                                                   .most_start = settings->most_start(),
+                                                   .socket = settings->keeper_socket,
+                                                   .daemon_socket = settings->socket,
+                                                   .starts_daemons = !settings->keeper_only});
   }
   // Its keeper starts it by a descriptor, and it would go by that number.
   prctl(PR_SET_NAME, "kvpoold");

@@ -230,8 +230,8 @@ absl::StatusOr<Daemon::Welcome> Daemon::OnAttached(std::shared_ptr<AttachPeer> p
   }
   welcome.frame.mutable_welcome()->set_daemon_epoch(options_.epoch);
   welcome.frame.mutable_welcome()->set_step_frames(kStepFramesVersion);
-  welcome.frame.mutable_welcome()->set_reattach_ms(
-      keeper_ == nullptr || keeper_->lost() ? 0 : options_.reattach_ms);
+  // A keeper that is gone may be followed by another while the session lasts.
+  welcome.frame.mutable_welcome()->set_reattach_ms(keeper_ == nullptr ? 0 : options_.reattach_ms);
   return welcome;
 }
 

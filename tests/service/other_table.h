@@ -56,7 +56,7 @@ class OtherTable {
 // The only table that the keeper has, between two daemons.
 template <typename Visit>
 void VisitTable(ServedKeeper* keeper, Visit visit) {
-  auto link = KeeperLink::Join(keeper->Connect());
+  auto link = JoinKeeper(keeper->Connect());
   ASSERT_TRUE(link.ok()) << link.status();
   int tables = 0;
   for (KeptThing& thing : (*link)->TakeInherited()) {

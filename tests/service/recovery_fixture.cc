@@ -67,9 +67,16 @@ PeerCredentials Sleeper::credentials() const {
           .pidfd = std::make_shared<const UniqueFd>(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)))};
 }
 
+absl::StatusOr<std::unique_ptr<KeeperLink>> JoinKeeper(UniqueFd socket, const KeeperLink::Options& options) {
+  auto link = KeeperLink::Join(std::move(socket), options);
+  if (!link.ok()) return link;
+  if (const absl::Status trusted = (*link)->Trust("host"); !trusted.ok()) return trusted;
+  return link;
+}
+
 absl::Status RecoveryTest::Start() {
   End();
-  auto link = KeeperLink::Join(keeper_->Connect());
+  auto link = JoinKeeper(keeper_->Connect());
   if (!link.ok()) return link.status();
   link_ = *std::move(link);
   options_.housekeeping_thread = options_.device_threads = false;

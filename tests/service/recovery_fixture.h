@@ -49,6 +49,10 @@ class ServedKeeper {
   int theirs_ = -1;
 };
 
+// As a daemon with the devices of these tests joins its keeper.
+absl::StatusOr<std::unique_ptr<KeeperLink>> JoinKeeper(UniqueFd socket,
+                                                       const KeeperLink::Options& options = {});
+
 // A process that does nothing until it is killed.
 class Sleeper {
  public:

@@ -217,7 +217,7 @@ TEST_F(OtherVersionTest, AThingThatOneCanDoWithoutIsLetGoAndAnotherStopsTheStart
   LeaveState();
   // Keeps one of this kind, and answers how many there were.
   const auto keep = [this](uint16_t kind, int* before) {
-    auto link = KeeperLink::Join(keeper_->Connect());
+    auto link = JoinKeeper(keeper_->Connect());
     ASSERT_TRUE(link.ok()) << link.status();
     for (KeptThing& thing : (*link)->TakeInherited()) {
       *before += static_cast<uint16_t>(thing.kind) == kind ? 1 : 0;
@@ -248,7 +248,7 @@ TEST_F(OtherVersionTest, AThingThatOneCanDoWithoutIsLetGoAndAnotherStopsTheStart
 
 // The next daemon is shown another descriptor where that of the table was.
 void ReplaceTable(ServedKeeper* keeper, const std::function<UniqueFd(const SharedMemory&)>& replace) {
-  auto link = KeeperLink::Join(keeper->Connect());
+  auto link = JoinKeeper(keeper->Connect());
   ASSERT_TRUE(link.ok()) << link.status();
   for (KeptThing& thing : (*link)->TakeInherited()) {
     if (thing.kind != KeptKind::kTable) {
@@ -496,7 +496,7 @@ TEST_F(RecoveryTest, ASpaceWithoutItsSlabsOrMemoryForThemIsLostAndSaysSo) {
   engine->Seal(engine->Lease(3), Keys("k", 3));
   End();
   {
-    auto link = KeeperLink::Join(keeper_->Connect());
+    auto link = JoinKeeper(keeper_->Connect());
     ASSERT_TRUE(link.ok());
     for (KeptThing& thing : (*link)->TakeInherited()) {
       if (thing.kind != KeptKind::kSlab) thing.kept.Forget();
@@ -519,8 +519,8 @@ TEST_F(RecoveryTest, AStartThatFindsWhatItMayNotUseSaysWhy) {
   EXPECT_EQ(Recovery().start(), "gpu_lost");
   ASSERT_NE(Open(process.credentials()), nullptr) << opened_;
   End();
-  auto link = KeeperLink::Join(keeper_->Connect(), "GPU-1");
-  ASSERT_TRUE(link.ok()) << link.status();
+  auto link = KeeperLink::Join(keeper_->Connect());
+  ASSERT_TRUE(link.ok() && (*link)->Trust("GPU-1").ok()) << link.status();
   EXPECT_EQ((*link)->cold(), ColdStart::kOtherDevices);
 }
 
@@ -590,8 +590,8 @@ TEST_F(RecoveryTest, OfTwoSpacesWithOneKeyTheNewerIsTakenAndTheOlderGoes) {
   End();
   {
     keeper_ = &keeper_of_test_;
-    auto from = *KeeperLink::Join(other.Connect());
-    auto to = *KeeperLink::Join(keeper_->Connect());
+    auto from = *JoinKeeper(other.Connect());
+    auto to = *JoinKeeper(keeper_->Connect());
     for (KeptThing& thing : from->TakeInherited()) {
       if (SpaceOf(thing) != 2) continue;
       auto kept = to->Keep(thing.kind, thing.facts, thing.fd.get());

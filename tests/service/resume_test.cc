@@ -824,7 +824,7 @@ TEST_F(ResumeGroupTest, WithoutTheLogOfAMemberItDoesNotGoOn) {
   ASSERT_EQ(members_[0]->Lease(3).size(), 3u);
   End();
   {
-    auto link = KeeperLink::Join(keeper_->Connect());
+    auto link = JoinKeeper(keeper_->Connect());
     ASSERT_TRUE(link.ok());
     bool first = true;
     for (KeptThing& thing : (*link)->TakeInherited()) {
@@ -858,7 +858,7 @@ TEST_F(ResumeTest, ASessionWhoseLogIsDamagedDoesNotGoOnAndAnOperatorMayEndOneTha
   const uint64_t damaged = engine->opened.session();
   End();
   {
-    auto link = KeeperLink::Join(keeper_->Connect());
+    auto link = JoinKeeper(keeper_->Connect());
     ASSERT_TRUE(link.ok());
     for (KeptThing& thing : (*link)->TakeInherited()) {
       thing.kept.Forget();

@@ -55,7 +55,7 @@ class VerifyTest : public RecoveryTest {
   }
   // The memory of the only slab. REQUIRES: no daemon runs.
   UniqueFd Memory() {
-    auto link = KeeperLink::Join(keeper_->Connect());
+    auto link = JoinKeeper(keeper_->Connect());
     EXPECT_TRUE(link.ok()) << link.status();
     UniqueFd memory;
     for (KeptThing& thing : (*link)->TakeInherited()) {
