@@ -105,7 +105,8 @@ void AddPlaceFlags(CommandLine* line, Flags* flags) {
   flags->AddText(
       "keeper", "off",
       "on: a small process starts the daemon, and another one when that is killed, which goes on with what "
-      "was sealed. socket:PATH: the same, but the process is one with --keeper-only and that --keeper-socket, "
+      "was sealed. socket:PATH: the same, but the process is one with --keeper-only and that "
+      "--keeper-socket, "
       "and starts none. off: what is cached ends with the daemon",
       [&settings](absl::string_view text) -> absl::Status {
         absl::string_view path = text;

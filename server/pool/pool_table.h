@@ -92,7 +92,7 @@ class PoolTable {
     // With the block's own key: a version that knows no aliases may have sealed it anew under another one, in the same generation.
     // REQUIRES: count() <= kMost.
     uint32_t Checksum(uint32_t block, const BlockRecord& record) const {
-      uint64_t sum = whose ^ uint64_t{block} << 16 ^ HashKeyWith(kPublicKeyHash, record.block_key());
+      uint64_t sum = whose ^ uint64_t { block } << 16 ^ HashKeyWith(kPublicKeyHash, record.block_key());
       for (uint32_t i = 0; i < count(); ++i)
         sum = sum * 0x9e3779b97f4a7c15u ^ HashKeyWith(kPublicKeyHash, key(i, record.group()));
       return static_cast<uint32_t>(sum ^ sum >> 32);

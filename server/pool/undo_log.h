@@ -80,7 +80,7 @@ class UndoLog {
   uint64_t* const head_ = nullptr;
   Entry* const entries_ = nullptr;
   const uint32_t room_ = 0;
-  bool was_used_ = false;  // By another process, whose last turn was not looked at yet.
+  bool was_used_ = false;  // Another process used it, whose last turn was not looked at yet.
 };
 
 }  // namespace kvpool

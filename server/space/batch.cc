@@ -13,7 +13,6 @@
 #include "proto/support/check.h"
 #include "proto/support/status_macros.h"
 #include "server/scoring/budget_plan.h"
-#include "server/space/call_work.h"
 #include "server/space/in_parts.h"
 #include "server/wire/validate.h"
 
@@ -129,7 +128,8 @@ bool IsWhole(const Session& session, absl::Span<const v1::Operation* const> oper
   for (const v1::Operation* const operation : operations) {
     // The end of a session gives back all that it holds.
     if (operation->has_close_session()) return false;
-    work += WorkOf(session, *operation) + kNamesOfOperation;
+    work += WeightOf(*operation) + kNamesOfOperation;
+    if (operation->has_fence()) work += session.parked_names.load(std::memory_order_relaxed);
   }
   return work <= Turn::kNames;
 }
@@ -183,7 +183,8 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
   }
   if (member->log != nullptr) member->log->BeginBatch();
   std::optional<Turn::Unbroken> whole;
-  if (member->log != nullptr && IsWhole(*session, {request.operations().data(), static_cast<size_t>(request.operations_size())}))
+  if (member->log != nullptr &&
+      IsWhole(*session, {request.operations().data(), static_cast<size_t>(request.operations_size())}))
     whole.emplace(turn);
   Results* const results = response->mutable_results();
   results->Swap(&left);
@@ -337,8 +338,9 @@ void Batches::CompareFirst(Turn& turn, const Session& session,
 
 void Batches::Settle(Session* session) const {
   session->CountParked();
-  const bool unsettled = session->admitting || !session->parked.late().empty() || session->episodes.size() > 0 ||
-                         absl::c_any_of(session->members, [](const auto& member) { return member->owed.any_heard(); });
+  const bool unsettled =
+      session->admitting || !session->parked.late().empty() || session->episodes.size() > 0 ||
+      absl::c_any_of(session->members, [](const auto& member) { return member->owed.any_heard(); });
   for (const auto& member : session->members) {
     if (member->log != nullptr) member->log->SetUnsettled(unsettled);
   }

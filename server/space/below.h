@@ -8,8 +8,8 @@
 #ifndef KVPOOL_SERVER_SPACE_BELOW_H_
 #define KVPOOL_SERVER_SPACE_BELOW_H_
 
-#include <cstddef>
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>

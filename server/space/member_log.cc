@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/support/status_macros.h"
-#include "server/space/owed_releases.h"
 
 namespace kvpool {
 namespace {
@@ -23,6 +22,11 @@ constexpr uint64_t kMostTornBatches = 3;
 
 // The process may be killed between any two stores: what is in front of it is there before what is behind it.
 void Ordered() { std::atomic_signal_fence(std::memory_order_seq_cst); }
+
+// Whether holds are to be given back once the member has heard of it.
+bool Owes(const v1::OperationResult& result) {
+  return result.prune().released() > 0 || result.compact().released_blocks_size() > 0;
+}
 
 }  // namespace
 
@@ -212,7 +216,7 @@ void MemberLog::Complete(uint64_t sequence, uint32_t index, const v1::OperationR
   const bool on_stream = verb == parked_.end() ? lost->second : SlotOf(verb->second).on_stream;
   if (Append({.sequence = sequence, .kind = Kind::kCompletion, .index = index, .on_stream = on_stream},
              result.SerializeAsString())) {
-    if (OwedReleases::Owes(result)) Owe(id);
+    if (Owes(result)) Owe(id);
     return Regain(id);
   }
   if (verb != parked_.end()) {
@@ -332,8 +336,7 @@ WhyLost MemberLog::WhyOver(uint64_t half_turn) const {
   }
   if (h.ended != 0) return {SessionLoss::kEnded, "it had ended"};
   if (h.begun > h.done) return {SessionLoss::kTorn, "a large batch of it was half done"};
-  if (h.unsettled.is_on())
-    return {SessionLoss::kNotKept, "it had late releases or episodes"};
+  if (h.unsettled.is_on()) return {SessionLoss::kNotKept, "it had late releases or episodes"};
   if (h.lossy.is_on()) return {SessionLoss::kNoRoom, "more of it waited than there was room to keep"};
   if (h.unlogged > h.floor) return {SessionLoss::kNoRoom, "an answer to it was too large to be kept"};
   return {};
@@ -355,7 +358,7 @@ std::vector<MemberLog::Item> MemberLog::Items() {
               .bytes = std::string(entry.bytes, '\0')};
     Get(at + sizeof(entry), item.bytes.data(), entry.bytes);
     v1::OperationResult result;
-    if (entry.kind == Kind::kCompletion && result.ParseFromString(item.bytes) && OwedReleases::Owes(result))
+    if (entry.kind == Kind::kCompletion && result.ParseFromString(item.bytes) && Owes(result))
       Owe({entry.sequence, entry.index});
     items.push_back(std::move(item));
     at += entry.size();
@@ -364,8 +367,7 @@ std::vector<MemberLog::Item> MemberLog::Items() {
     return (item.kind == Kind::kParked && !parked_.contains({item.sequence, item.index})) ||
            (item.kind == Kind::kLent && !lent_.contains({item.sequence, item.index})) ||
            (item.kind == Kind::kCompletion && heard.contains({item.sequence, item.index})) ||
-           item.kind == Kind::kHeard ||
-           (item.kind == Kind::kAnswer && item.sequence <= h.floor);
+           item.kind == Kind::kHeard || (item.kind == Kind::kAnswer && item.sequence <= h.floor);
   });
   return items;
 }

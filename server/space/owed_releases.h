@@ -37,10 +37,6 @@ class OwedReleases {
     return refs;
   }
 
-  static bool Owes(const v1::OperationResult& result) {
-    return result.prune().released() > 0 || result.compact().released_blocks_size() > 0;
-  }
-
   // From now on the log, which has the results, hears what was heard of.
   void KeepIn(MemberLog* log) { log_ = log; }
   void Add(uint64_t sequence, uint32_t index, bool on_stream, std::vector<BlockRef> refs) {

@@ -143,8 +143,7 @@ class Space {
   absl::Status CopyAll(absl::Span<const GiveBack::Copy> copies);
   absl::Status SendFrame(OutgoingFrame out);
   // Whether the session goes on.
-  WhyLost Resume(Turn& turn, const RecoveredPool& found, Resumable* old)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  WhyLost Resume(Turn& turn, const RecoveredPool& found, Resumable* old) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 
   DeviceBudget* const budget_;
   SpaceOwner* const owner_;

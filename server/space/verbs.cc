@@ -341,7 +341,8 @@ bool BlockVerbs::Match(Turn& turn, Session* session, const v1::Match& match, v1:
     turn.Worked(keys);
     ShortMatch(turn, session, match, answer);
   }
-  if (state_.below.on() && answer->miss() != v1::MISS_REASON_NONE) ReportBelow(turn, *session, match, keys, answer);
+  if (state_.below.on() && answer->miss() != v1::MISS_REASON_NONE)
+    ReportBelow(turn, *session, match, keys, answer);
   return true;
 }
 

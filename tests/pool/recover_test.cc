@@ -127,7 +127,6 @@ Fate FateOf(const BlockPool& pool, uint32_t b) {
   return fate;
 }
 
-
 // Names of the keys that find each block and are not its own, by block.
 std::map<uint32_t, std::vector<std::string>> AliasesIn(const BlockPool& pool) {
   std::map<uint32_t, std::vector<std::string>> aliases;

@@ -106,7 +106,8 @@ void RecoveryTest::Kill() {
   for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {
     std::error_code gone;  // The folder itself was open.
     const std::string target = std::filesystem::read_symlink(file.path(), gone).string();
-    if (target.find("memfd:kvpool-table") == std::string::npos && target.find("memfd:kvpool-member") == std::string::npos)
+    if (target.find("memfd:kvpool-table") == std::string::npos &&
+        target.find("memfd:kvpool-member") == std::string::npos)
       continue;
     UniqueFd fd(open(file.path().c_str(), O_RDWR | O_CLOEXEC));
     struct stat facts;

@@ -294,7 +294,8 @@ TEST_F(OwedTest, WhatAPruneOfACallGivesBackGoesWithTheNextCall) {
   EXPECT_EQ(Blocks().leased(), 4u + 1u);
   Acknowledge();
   EXPECT_EQ(Blocks().leased(), 2u + 1u);
-  EXPECT_EQ(engine_->Release({answer->prune().table().begin(), answer->prune().table().end()}).refused_size(), 0);
+  EXPECT_EQ(engine_->Release({answer->prune().table().begin(), answer->prune().table().end()}).refused_size(),
+            0);
 }
 
 TEST_F(OwedTest, OfTwoOnTheSameBlocksEachHoldIsGivenBackOnce) {
@@ -357,7 +358,8 @@ TEST_F(OwedTest, AnOperationThatWasNotOverBeginsAnewInTheNextDaemon) {
   std::optional<v1::OperationResult> unheard;
   engine_->Send(PruneOp(), &unheard);
   for (int round = 0; round < 3; ++round) {
-    EXPECT_EQ(Blocks().leased(), 4u + 1u + 1u) << "one destination, that of the operation that began last, and the sink";
+    EXPECT_EQ(Blocks().leased(), 4u + 1u + 1u)
+        << "one destination, that of the operation that began last, and the sink";
     KillAndComeBack();
   }
   RunDevice();

@@ -98,8 +98,15 @@ TEST(Replay, ATierKeepsWhatThePoolCannotThroughKills) {
   for (const bool keeper : {false, true}) {
     const TemporaryDirectory folder;
     std::vector<std::string> arguments = {
-        "--spawn-daemon", "--blocks=600", "--workload=conversation", "--seed=5", "--requests=600", "--engines=2",
-        absl::StrCat("--kill-daemon-every=", keeper ? 60 : 250), "--kill-every=100", "--wait-ms=60000",
+        "--spawn-daemon",
+        "--blocks=600",
+        "--workload=conversation",
+        "--seed=5",
+        "--requests=600",
+        "--engines=2",
+        absl::StrCat("--kill-daemon-every=", keeper ? 60 : 250),
+        "--kill-every=100",
+        "--wait-ms=60000",
         "--daemon-flag=--tier=file:" + folder.path() + "/tier,capacity=256MiB"};
     if (keeper) arguments.push_back("--keeper");
     const auto result = ReplayJson(arguments);
