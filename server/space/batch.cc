@@ -128,7 +128,8 @@ bool IsWhole(const Session& session, absl::Span<const v1::Operation* const> oper
   for (const v1::Operation* const operation : operations) {
     // The end of a session gives back all that it holds.
     if (operation->has_close_session()) return false;
-    work += WeightOf(*operation) + kNamesOfOperation;
+    work += std::max<uint64_t>(CountNames(*operation), WeightOf(*operation)) + NumbersOf(*operation) +
+            kNamesOfOperation;
     if (operation->has_fence()) work += session.parked_names.load(std::memory_order_relaxed);
   }
   return work <= Turn::kNames;
