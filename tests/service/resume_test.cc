@@ -298,6 +298,19 @@ TEST_F(OwedTest, WhatAPruneOfACallGivesBackGoesWithTheNextCall) {
             0);
 }
 
+TEST_F(OwedTest, AnAnswerThatWasForgottenWasNotHeardOf) {
+  std::optional<v1::OperationResult> answer;
+  engine_->Send(PruneOp(), &answer);
+  // Its answer is pushed out of the window before there is one.
+  for (uint64_t i = 0; i < AnswerWindow::kAnswers + 5; ++i) engine_->Step(std::vector<v1::Operation>());
+  RunDevice();
+  ASSERT_TRUE(answer.has_value());
+  engine_->Step(std::vector<v1::Operation>());
+  EXPECT_EQ(Blocks().leased(), 4u + 1u);
+  Acknowledge();
+  EXPECT_EQ(Blocks().leased(), 2u + 1u);
+}
+
 TEST_F(OwedTest, OfTwoOnTheSameBlocksEachHoldIsGivenBackOnce) {
   ASSERT_TRUE(engine_->Step(std::vector{CompactOp()}).results(0).parked());
   RunDevice();
