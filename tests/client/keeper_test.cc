@@ -728,10 +728,15 @@ TEST_F(KeeperTest, GivesUpOnADaemonThatCanNotStart) {
   StartWithKeeper();
   const std::string away = daemon_->directory() + ".away";
   const std::string log = daemon_->directory() + "/log";
-  const pid_t daemon = PidIn(daemon_->directory());
+  MakeGap();
+  const auto waits = ConnectAttachSocket(daemon_->attach_socket());
+  ASSERT_TRUE(waits.ok()) << waits.status();
   ASSERT_EQ(rename(daemon_->directory().c_str(), away.c_str()), 0);
-  kill(daemon, SIGKILL);
+  daemon_->Signal(SIGCONT);
   const int status = daemon_->End(0);  // It ends by itself.
+  v1::AttachFrame frame;
+  const auto outcome = ReceiveFrame(waits->get(), &frame, nullptr);
+  EXPECT_TRUE(!outcome.ok() || *outcome == ReceiveOutcome::kHangup) << "who connected in between waits still";
   ASSERT_EQ(rename(away.c_str(), daemon_->directory().c_str()), 0);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << status;
   EXPECT_THAT(daemon_->Log(), HasSubstr("keeper gives up"));
