@@ -112,7 +112,13 @@ int main(int argc, char** argv) {
   }
   kvpool::LogInfo("shutting down", {{"signal", signal_number}});
   // While an upgrade begins all verbs are refused: no session would end by itself.
-  if ((*kvpoold)->BeginEnd()) DrainFor(kvpoold->get(), settings->shutdown_grace, ends);
+  const bool drains = (*kvpoold)->BeginEnd();
+  if ((*kvpoold)->EndForNext()) {
+    kvpool::LogInfo("ended", {{"next", "goes on with all that the keeper has"}});
+    log_writer.reset();
+    _exit(0);
+  }
+  if (drains) DrainFor(kvpoold->get(), settings->shutdown_grace, ends);
   (*kvpoold)->Stop();
   kvpool::LogInfo("ended");
   return 0;
