@@ -130,7 +130,8 @@ class Keeper {
 
   int Run() {
     AwaitDaemonThatServes();
-    if (stopping_) return 0;
+    if (adopted_.valid() && untold_ != 0) SignalDaemon(untold_);
+    if (stopping_ && !adopted_.valid()) return 0;
     while (true) {
       if (!adopted_.valid()) {
         if (const absl::Status started = Start(); !started.ok()) {
@@ -181,11 +182,12 @@ class Keeper {
   }
 
   // A daemon whose keeper was killed serves on, and comes here by itself: one that was started now would find its locks taken.
+  // Nor may this process end before that one can be told to, if it is to end.
   void AwaitDaemonThatServes() {
     if (!listener_.valid()) return;
     const auto until = std::chrono::steady_clock::now() + kMostComing;
-    for (bool said = false; !adopted_.valid() && !stopping_ && IsServed(options_.daemon_socket) &&
-                            std::chrono::steady_clock::now() < until;
+    for (bool said = false;
+         !adopted_.valid() && IsServed(options_.daemon_socket) && std::chrono::steady_clock::now() < until;
          said = true) {
       if (!said) LogInfo("waiting for the daemon that serves", {{"socket", options_.socket}});
       Turn(kComingPauseMs);
@@ -495,6 +497,7 @@ class Keeper {
     if (read(signals_.get(), &signal, sizeof(signal)) != sizeof(signal)) return;
     if (signal.ssi_signo == SIGCHLD) return;
     stopping_ = stopping_ || signal.ssi_signo != SIGHUP;
+    if (options_.starts_daemons && DaemonPid() == 0) untold_ = stopping_ ? SIGTERM : SIGHUP;
     if (options_.starts_daemons) SignalDaemon(static_cast<int>(signal.ssi_signo));
   }
 
@@ -527,6 +530,7 @@ class Keeper {
   std::deque<std::chrono::steady_clock::time_point> deaths_;  // Those within kDeathsWithin.
   bool ever_served_ = false;
   bool stopping_ = false;
+  int untold_ = 0;  // The signal for a daemon that has not come yet.
 };
 
 }  // namespace

@@ -941,6 +941,19 @@ TEST_F(KeeperTest, AKeeperTellsADaemonThatItHasNotStartedToEnd) {
   EXPECT_EQ(PidIn(daemon_->directory()), 0) << "the daemon serves still";
 }
 
+TEST_F(KeeperTest, AKeeperThatIsToldToEndWhileItWaitsEndsTheDaemonThatComes) {
+  StartWithKeeper();
+  const pid_t daemon = PidIn(daemon_->directory());
+  ASSERT_EQ(kill(daemon, SIGSTOP), 0);
+  daemon_->Kill();
+  AnotherKeeper keeper(daemon_->directory());
+  daemon_->AwaitInLog("waiting for the daemon that serves");
+  ASSERT_EQ(kill(keeper.pid(), SIGTERM), 0);
+  ASSERT_EQ(kill(daemon, SIGCONT), 0);
+  EXPECT_EQ(keeper.End(0), 0) << daemon_->Log();
+  EXPECT_EQ(PidIn(daemon_->directory()), 0) << "the daemon serves still";
+}
+
 TEST_F(KeeperTest, AKeeperEndsWithADaemonThatItHasNotStarted) {
   StartWithKeeper();
   const pid_t daemon = PidIn(daemon_->directory());
