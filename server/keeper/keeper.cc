@@ -6,12 +6,12 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -81,6 +81,11 @@ bool IsExiting(pid_t pid) {
   constexpr unsigned long kExiting = 0x4;  // PF_EXITING of the kernel.
   unsigned long flags = 0;
   return fields >> flags && (flags & kExiting) != 0;
+}
+
+bool IsLocked(const std::string& path) {
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  return fd.valid() && flock(fd.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
 }
 
 // What a link of /proc leads to.
@@ -186,8 +191,7 @@ class Keeper {
   void AwaitDaemonThatServes() {
     if (!listener_.valid()) return;
     const auto until = std::chrono::steady_clock::now() + kMostComing;
-    for (bool said = false;
-         !adopted_.valid() && IsServed(options_.daemon_socket) && std::chrono::steady_clock::now() < until;
+    for (bool said = false; !adopted_.valid() && IsAlive() && std::chrono::steady_clock::now() < until;
          said = true) {
       if (!said) LogInfo("waiting for the daemon that serves", {{"socket", options_.socket}});
       Turn(kComingPauseMs);
@@ -236,6 +240,17 @@ class Keeper {
     if (!hand_over_end_.has_value()) hand_over_end_ = now + options_.most_start;
     if (now < *hand_over_end_) return;
     hand_over_end_ = std::chrono::steady_clock::time_point::max();
+    SignalDaemon(SIGKILL);
+  }
+
+  // A daemon that was told to end and hangs would outlive the keeper, and nobody else ends it.
+  void LookAtStop() {
+    if (!stopping_) return;
+    const auto now = std::chrono::steady_clock::now();
+    if (!stop_end_.has_value()) stop_end_ = now + options_.most_end;
+    if (now < *stop_end_) return;
+    stop_end_ = std::chrono::steady_clock::time_point::max();
+    LogError("daemon killed", {{"pid", DaemonPid()}, {"reason", "it was told to end, and did not"}});
     SignalDaemon(SIGKILL);
   }
 
@@ -308,6 +323,7 @@ class Keeper {
         return adopted_.valid() ? EndOfAdopted() : *end;
       }
       LookAtHandOver();
+      LookAtStop();
       LookAtTrial();
       LookAtHangUp();
       Turn(TimeoutMs());
@@ -416,12 +432,9 @@ class Keeper {
     });
   }
 
-  static bool IsServed(const std::string& path) {
-    const UniqueFd connection(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    path.copy(address.sun_path, sizeof(address.sun_path) - 1);
-    return connect(connection.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+  // By its locks: it has them as long as it lives, whatever becomes of its sockets.
+  bool IsAlive() const {
+    return std::any_of(options_.daemon_locks.begin(), options_.daemon_locks.end(), IsLocked);
   }
 
   pid_t DaemonPid() const { return adopted_.valid() ? static_cast<pid_t>(PidOf(adopted_.get())) : child_; }
@@ -440,11 +453,10 @@ class Keeper {
   // Until there is something to do that no descriptor tells of; -1: for ever.
   int TimeoutMs() const {
     const bool on_trial = former_.has_value() && !late_;
-    if (!hung_up_.has_value() && !on_trial && !hand_over_end_.has_value()) return -1;
     auto next = std::chrono::steady_clock::time_point::max();
     if (hung_up_.has_value()) next = *hung_up_ + LongestDeath();
     if (on_trial) next = std::min(next, trial_end_);
-    if (hand_over_end_.has_value()) next = std::min(next, *hand_over_end_);
+    for (const auto& end : {hand_over_end_, stop_end_}) next = std::min(next, end.value_or(next));
     if (next == std::chrono::steady_clock::time_point::max()) return -1;
     const auto left =
         std::chrono::ceil<std::chrono::milliseconds>(next - std::chrono::steady_clock::now()).count();
@@ -516,8 +528,8 @@ class Keeper {
   std::optional<Program> former_;
   std::chrono::steady_clock::time_point trial_end_;
   bool late_ = false;  // It was killed for that.
-  std::optional<std::chrono::steady_clock::time_point>
-      hand_over_end_;  // A daemon that hands over has to end by then.
+  // A daemon that hands over, or was told to end, has to end by then.
+  std::optional<std::chrono::steady_clock::time_point> hand_over_end_, stop_end_;
   std::optional<FileLock> lock_;
   UniqueFd listener_;  // Invalid: nobody can come.
   std::vector<std::unique_ptr<Caller>> callers_;

@@ -954,6 +954,26 @@ TEST_F(KeeperTest, AKeeperThatIsToldToEndWhileItWaitsEndsTheDaemonThatComes) {
   EXPECT_EQ(PidIn(daemon_->directory()), 0) << "the daemon serves still";
 }
 
+TEST_F(KeeperTest, ADaemonWhoseSocketWasRemovedIsWaitedForByItsLocks) {
+  StartWithKeeper();
+  const pid_t daemon = PidIn(daemon_->directory());
+  daemon_->Kill();
+  ASSERT_EQ(unlink(daemon_->socket().c_str()), 0);
+  ASSERT_EQ(unlink((daemon_->socket() + ".lock").c_str()), 0);
+  AnotherKeeper keeper(daemon_->directory());
+  EXPECT_THAT(daemon_->AwaitInLog("keeper found"), HasSubstr("keeper found"));
+  EXPECT_EQ(PidIn(daemon_->directory()), daemon);
+}
+
+TEST_F(KeeperTest, ADaemonThatHangsInItsEndIsKilled) {
+  StartWithKeeper("32MiB", {"--tier-flush=0s"});
+  const pid_t daemon = PidIn(daemon_->directory());
+  ASSERT_EQ(kill(daemon, SIGSTOP), 0);
+  EXPECT_EQ(daemon_->Stop(), 128 + SIGKILL);
+  EXPECT_THAT(daemon_->Log(), HasSubstr("daemon killed"));
+  EXPECT_NE(kill(daemon, 0), 0);
+}
+
 TEST_F(KeeperTest, AKeeperEndsWithADaemonThatItHasNotStarted) {
   StartWithKeeper();
   const pid_t daemon = PidIn(daemon_->directory());
