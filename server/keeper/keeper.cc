@@ -288,6 +288,7 @@ class Keeper {
   }
 
   void OnDaemon() {
+    ever_served_ = ever_served_ || inventory_.serving();  // The same daemon may have come back.
     hung_up_.reset();
     inventory_.OnDaemon();
   }

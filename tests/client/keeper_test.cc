@@ -974,6 +974,30 @@ TEST_F(KeeperTest, ADaemonThatHangsInItsEndIsKilled) {
   EXPECT_NE(kill(daemon, 0), 0);
 }
 
+// How many sockets have this path: who listens there, and those who wait to be heard.
+size_t SocketsAt(const std::string& path) {
+  std::ifstream table("/proc/net/unix");
+  size_t sockets = 0;
+  for (std::string line; std::getline(table, line);) sockets += line.ends_with(" " + path) ? 1 : 0;
+  return sockets;
+}
+
+TEST_F(KeeperTest, ADaemonThatComesBackToItsKeeperHasServed) {
+  StartWithKeeper();
+  const pid_t daemon = PidIn(daemon_->directory());
+  daemon_->Signal(SIGSTOP);
+  // The keeper does not answer for as long as a daemon waits.
+  ASSERT_NE(Open(), nullptr) << daemon_->Log();
+  EXPECT_THAT(daemon_->AwaitInLog("keeper lost"), HasSubstr("keeper lost"));
+  for (const Deadline deadline = Soon(); SocketsAt(daemon_->directory() + "/keeper.sock") < 2;)
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+  ASSERT_EQ(kill(daemon, SIGSTOP), 0);
+  daemon_->Signal(SIGCONT);
+  EXPECT_THAT(daemon_->AwaitInLog("daemon came"), HasSubstr("daemon came"));
+  ASSERT_EQ(kill(daemon, SIGKILL), 0);
+  EXPECT_NE(AwaitNext(*daemon_, daemon), 0) << daemon_->Log();
+}
+
 TEST_F(KeeperTest, AKeeperEndsWithADaemonThatItHasNotStarted) {
   StartWithKeeper();
   const pid_t daemon = PidIn(daemon_->directory());
