@@ -58,12 +58,14 @@ constexpr int kComingPauseMs = 100;
 constexpr timeval kPatience{.tv_sec = 5, .tv_usec = 0};
 
 struct End {
-  int status = 0;  // waitpid's; of a daemon that is no child, the one that fits what it said.
+  int status = 0;    // waitpid's; of a daemon that is no child, the one that fits what it said.
+  bool seen = true;  // False: it has said nothing, and the status is that of a kill.
   int exit_status() const {
     if (!WIFEXITED(status)) return 128 + WTERMSIG(status);
     return WEXITSTATUS(status) == kHandsOver ? 0 : WEXITSTATUS(status);
   }
   std::string words() const {
+    if (!seen) return "ended, and how was not seen";
     return WIFEXITED(status) ? absl::StrCat("ended with status ", WEXITSTATUS(status))
                              : absl::StrCat("was ended by signal ", WTERMSIG(status));
   }
@@ -173,7 +175,8 @@ class Keeper {
   bool HasDiedTooOften(const End& end) {
     failed_starts_ = inventory_.serving() ? 0 : failed_starts_ + 1;
     CountDeath();
-    LogError("daemon ended", {{"signal", WIFSIGNALED(end.status) ? WTERMSIG(end.status) : 0},
+    LogError("daemon ended", {{"seen", end.seen},
+                              {"signal", end.seen && WIFSIGNALED(end.status) ? WTERMSIG(end.status) : 0},
                               {"exit_status", WIFEXITED(end.status) ? WEXITSTATUS(end.status) : 0},
                               {"kept", inventory_.size()},
                               {"failed_starts", failed_starts_},
@@ -342,7 +345,7 @@ class Keeper {
     ever_served_ = true;
     if (inventory_.ending()) return {.status = W_EXITCODE(0, 0)};
     if (inventory_.handing_over()) return {.status = W_EXITCODE(kHandsOver, 0)};
-    return {.status = W_EXITCODE(0, SIGKILL)};
+    return {.status = W_EXITCODE(0, SIGKILL), .seen = false};
   }
 
   void LookAtHangUp() {

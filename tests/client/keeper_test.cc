@@ -1171,6 +1171,16 @@ TEST_F(KeeperOnlyTest, MayComeLateAndBeKilled) {
   EXPECT_EQ(Find(session.get(), keys), 8u) << "the daemon ended with its keeper";
 }
 
+TEST_F(KeeperOnlyTest, SaysNoSignalThatNobodySaw) {
+  AnotherKeeper keeper(directory_.path(), KeeperFlags());
+  AwaitKeeper();
+  StartNext();
+  daemon_->End(SIGABRT);
+  const std::string log = daemon_->AwaitInLog("daemon ended");
+  EXPECT_THAT(log, HasSubstr("seen=false"));
+  EXPECT_THAT(log, Not(HasSubstr("signal=9")));
+}
+
 TEST_F(KeeperOnlyTest, ServesOneDaemonAtATime) {
   AnotherKeeper keeper(directory_.path(), KeeperFlags());
   AwaitKeeper();
