@@ -10,6 +10,7 @@
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -124,8 +125,11 @@ class Keeper {
     if (listener_.valid()) unlink(options_.socket.c_str());
   }
 
-  // FAILED_PRECONDITION: another keeper has the socket.
+  // FAILED_PRECONDITION: another keeper has the socket, or the path is that of another file.
   absl::Status Listen() {
+    struct stat there;
+    if (lstat(options_.socket.c_str(), &there) == 0 && !S_ISSOCK(there.st_mode))
+      return absl::FailedPreconditionError(absl::StrCat(options_.socket, " is there, and is no socket"));
     absl::StatusOr<FileLock> lock = FileLock::Take(options_.socket + ".lock");
     if (absl::IsAlreadyExists(lock.status())) return absl::FailedPreconditionError(lock.status().message());
     RETURN_IF_ERROR(lock.status());

@@ -998,6 +998,18 @@ TEST_F(KeeperTest, ADaemonThatComesBackToItsKeeperHasServed) {
   EXPECT_NE(AwaitNext(*daemon_, daemon), 0) << daemon_->Log();
 }
 
+TEST_F(KeeperTest, AFileThatIsNoSocketIsNotReplacedByOne) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/keeper.sock";
+  std::ofstream(path) << "mine";
+  // This capacity can't be met, so that it ends.
+  AnotherKeeper keeper(directory.path(), {"--keeper=on", "--capacity=1"});
+  EXPECT_EQ(keeper.End(0), 1);
+  struct stat facts;
+  ASSERT_EQ(stat(path.c_str(), &facts), 0);
+  EXPECT_TRUE(S_ISREG(facts.st_mode));
+}
+
 TEST_F(KeeperTest, AKeeperEndsWithADaemonThatItHasNotStarted) {
   StartWithKeeper();
   const pid_t daemon = PidIn(daemon_->directory());
