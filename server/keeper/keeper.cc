@@ -406,14 +406,31 @@ class Keeper {
     callers_.push_back(std::make_unique<Caller>(Caller{std::move(socket), *std::move(pidfd), peer->pid}));
   }
 
-  // False: it says something else, or has hung up.
+  // False: it says something else, or has hung up. One of another version is told so.
   static bool SaysHello(Caller* caller) {
     KeeperFrame frame;
+    frame.magic = 0;
     const ssize_t size =
         recv(caller->socket.get(), &frame, sizeof(frame), MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT);
     caller->spoke = size == sizeof(frame) && frame.magic == KeeperFrame::kMagic &&
                     frame.version == kKeeperVersion && frame.verb == KeeperVerb::kHello;
-    return caller->spoke;
+    if (caller->spoke || size <= 0) return caller->spoke;
+    const bool other_version = frame.magic == KeeperFrame::kMagic && frame.version != kKeeperVersion;
+    const std::string why = other_version ? absl::StrCat("its frames have version ", frame.version,
+                                                         ", those of this kvpoold ", kKeeperVersion)
+                                          : absl::StrCat("a packet of ", size, " bytes is no hello");
+    LogWarning("caller not understood", {{"pid", caller->pid}, {"error", why}});
+    if (other_version) Refuse(caller, why);
+    return false;
+  }
+
+  static void Refuse(Caller* caller, const std::string& why) {
+    KeeperFrame hello, refusal;
+    // The answer would be lost with a connection that is closed while there is something to read.
+    (void)recv(caller->socket.get(), &hello, sizeof(hello), MSG_DONTWAIT);
+    refusal.verb = KeeperVerb::kRefused;
+    refusal.set_text(why);
+    SendKeeperFrame(caller->socket.get(), refusal).IgnoreError();
   }
 
   // Serves one who has said hello, if there is nobody else to be served, or it is the one who has been.
@@ -424,12 +441,7 @@ class Keeper {
       const bool same = here && caller->pid > 0 && caller->pid == DaemonPid();
       if (here && !same && !socket_.valid()) return false;  // The one that is here may be about to end.
       if (here && !same) {
-        KeeperFrame hello, refusal;
-        // The answer would be lost with a connection that is closed while there is something to read.
-        (void)recv(caller->socket.get(), &hello, sizeof(hello), MSG_DONTWAIT);
-        refusal.verb = KeeperVerb::kRefused;
-        refusal.set_text(absl::StrCat("it serves another daemon, pid ", DaemonPid()));
-        SendKeeperFrame(caller->socket.get(), refusal).IgnoreError();
+        Refuse(caller.get(), absl::StrCat("it serves another daemon, pid ", DaemonPid()));
         return true;
       }
       socket_ = std::move(caller->socket);

@@ -1054,11 +1054,19 @@ TEST_F(KeeperTest, StrangersAtItsSocketHurtNobody) {
   const UniqueFd garbage = CallKeeper(daemon_->directory());
   ASSERT_EQ(send(garbage.get(), "hello", 5, MSG_NOSIGNAL), 5);
   EXPECT_LE(recv(garbage.get(), &byte, 1, 0), 0);
+  const UniqueFd newer = CallKeeper(daemon_->directory());
+  KeeperFrame frame;
+  frame.version = kKeeperVersion + 1;
+  ASSERT_TRUE(SendKeeperFrame(newer.get(), frame).ok());
+  UniqueFd fd;
+  ASSERT_TRUE(ReceiveKeeperFrame(newer.get(), &frame, &fd).ok());
+  EXPECT_EQ(frame.verb, KeeperVerb::kRefused);
+  const std::string versions = absl::StrCat("its frames have version ", kKeeperVersion + 1);
+  EXPECT_THAT(std::string(frame.text()), HasSubstr(versions));
+  EXPECT_THAT(daemon_->AwaitInLog(versions), HasSubstr(versions));
   // What it has is shown to nobody while its daemon lives.
   const UniqueFd rival = CallKeeper(daemon_->directory());
   ASSERT_TRUE(SendKeeperFrame(rival.get(), KeeperFrame()).ok());
-  KeeperFrame frame;
-  UniqueFd fd;
   ASSERT_TRUE(ReceiveKeeperFrame(rival.get(), &frame, &fd).ok());
   EXPECT_EQ(frame.verb, KeeperVerb::kRefused);
   EXPECT_THAT(std::string(frame.text()), HasSubstr("it serves another daemon"));
