@@ -12,10 +12,10 @@
 //   kHandsOver                               `most_start`, or ends before, the program of before is started again, and has
 //                                            all that was kept when it ended
 //
-// A keeper that is told to end, by SIGTERM or SIGINT, tells the daemon, which is killed if it hangs, and ends as it does; SIGHUP is for the daemon. One
-// whose daemon has hung up and lives lets go of what it keeps, which serves nobody any more. Signals to the keeper's process
-// group are the keeper's: the daemon has a group of its own, or a SIGINT of the terminal would come to it twice and cut its
-// grace. A program is a descriptor here, so that whatever happens to its file meanwhile, what was looked at is what runs.
+// A keeper that is told to end, by SIGTERM or SIGINT, tells the daemon, and ends as it does; one that has not ended after
+// `most_end` is killed. SIGHUP is for the daemon. A keeper whose daemon has hung up and lives lets go of what it keeps, which
+// serves nobody any more. Signals to the keeper's process group are the keeper's: the daemon has a group of its own, or a SIGINT
+// of the terminal would come to it twice and cut its grace. A program is a descriptor here, so that whatever happens to its file meanwhile, what was looked at is what runs.
 //
 // One that is killed costs nothing: the daemon goes on alone, and looks for another at the keeper's socket. A keeper that is
 // started while such a daemon serves waits for it there, and does for it what it does for a child; but how it has
