@@ -43,6 +43,9 @@ class Kvpoold {
   uint32_t Drain();
   // Reads the file of --access again. If something in it is wrong, that is logged, and the rules stay.
   void ReadAccessAgain();
+  // If the keeper is a process of its own, another daemon follows, to which engines come back: ends as HandOver does. False:
+  // nobody follows, and nothing has changed. REQUIRES: BeginEnd.
+  bool EndForNext();
   // Ends calls, hangs up, and removes the sockets.
   void Stop();
 
@@ -50,7 +53,7 @@ class Kvpoold {
   // Comes to the process when an operator's call has it hand over.
   static constexpr int kHandOverSignal = SIGUSR1;
   bool handing_over() const { return handing_over_; }
-  // Ends calls and threads, and leaves all else to the process that comes next. REQUIRES: handing_over().
+  // Ends calls and threads, and leaves all else to the process that comes next. REQUIRES: no upgrade can begin.
   void HandOver();
 
  private:

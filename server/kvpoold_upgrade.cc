@@ -125,6 +125,19 @@ absl::Status Kvpoold::Upgrade(const Peer& peer, const v1::UpgradeRequest& reques
   return absl::OkStatus();
 }
 
+bool Kvpoold::EndForNext() {
+  if (keeper_ == nullptr || !program_.empty()) return false;
+  keeper_->AwaitDropped();  // A keeper that is gone is noticed by it.
+  if (keeper_->lost()) return false;
+  // What is still under way after that ends as by a kill.
+  AwaitSettled(kStopPatience, /*end_sessions=*/true).IgnoreError();
+  grpc_server_->Rest();
+  AwaitSettled(kRestingPatience, /*end_sessions=*/true).IgnoreError();
+  keeper_->Ending();
+  HandOver();
+  return true;
+}
+
 void Kvpoold::HandOver() {
   keeper_finder_.reset();
   state_dir_.Withdraw();

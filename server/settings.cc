@@ -343,6 +343,8 @@ absl::Status ReadPaths(const CommandLine& line, Settings* settings) {
     settings->keeper_socket =
         line.keeper_socket.empty() ? settings->state_dir + "/keeper.sock" : line.keeper_socket;
   }
+  if (settings->keeper_socket == settings->socket || settings->keeper_socket == settings->attach_socket())
+    return BadFlag("keeper-socket", settings->keeper_socket, "is a socket of the daemon's");
   const bool listens = settings->keeper_only || !line.keeper_socket.empty();
   if ((listens || settings->keeper_elsewhere) && settings->keeper_socket.size() > kMaxSocketPathBytes) {
     return BadFlag("keeper-socket", settings->keeper_socket,

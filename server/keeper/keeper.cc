@@ -6,12 +6,13 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -58,12 +59,14 @@ constexpr int kComingPauseMs = 100;
 constexpr timeval kPatience{.tv_sec = 5, .tv_usec = 0};
 
 struct End {
-  int status = 0;  // waitpid's; of a daemon that is no child, the one that fits what it said.
+  int status = 0;    // waitpid's; of a daemon that is no child, the one that fits what it said.
+  bool seen = true;  // False: it has said nothing, and the status is that of a kill.
   int exit_status() const {
     if (!WIFEXITED(status)) return 128 + WTERMSIG(status);
     return WEXITSTATUS(status) == kHandsOver ? 0 : WEXITSTATUS(status);
   }
   std::string words() const {
+    if (!seen) return "ended, and how was not seen";
     return WIFEXITED(status) ? absl::StrCat("ended with status ", WEXITSTATUS(status))
                              : absl::StrCat("was ended by signal ", WTERMSIG(status));
   }
@@ -81,6 +84,11 @@ bool IsExiting(pid_t pid) {
   constexpr unsigned long kExiting = 0x4;  // PF_EXITING of the kernel.
   unsigned long flags = 0;
   return fields >> flags && (flags & kExiting) != 0;
+}
+
+bool IsLocked(const std::string& path) {
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  return fd.valid() && flock(fd.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
 }
 
 // What a link of /proc leads to.
@@ -117,8 +125,11 @@ class Keeper {
     if (listener_.valid()) unlink(options_.socket.c_str());
   }
 
-  // FAILED_PRECONDITION: another keeper has the socket.
+  // FAILED_PRECONDITION: another keeper has the socket, or the path is that of another file.
   absl::Status Listen() {
+    struct stat there;
+    if (lstat(options_.socket.c_str(), &there) == 0 && !S_ISSOCK(there.st_mode))
+      return absl::FailedPreconditionError(absl::StrCat(options_.socket, " is there, and is no socket"));
     absl::StatusOr<FileLock> lock = FileLock::Take(options_.socket + ".lock");
     if (absl::IsAlreadyExists(lock.status())) return absl::FailedPreconditionError(lock.status().message());
     RETURN_IF_ERROR(lock.status());
@@ -130,7 +141,8 @@ class Keeper {
 
   int Run() {
     AwaitDaemonThatServes();
-    if (stopping_) return 0;
+    if (adopted_.valid() && untold_ != 0) SignalDaemon(untold_);
+    if (stopping_ && !adopted_.valid()) return 0;
     while (true) {
       if (!adopted_.valid()) {
         if (const absl::Status started = Start(); !started.ok()) {
@@ -167,7 +179,8 @@ class Keeper {
   bool HasDiedTooOften(const End& end) {
     failed_starts_ = inventory_.serving() ? 0 : failed_starts_ + 1;
     CountDeath();
-    LogError("daemon ended", {{"signal", WIFSIGNALED(end.status) ? WTERMSIG(end.status) : 0},
+    LogError("daemon ended", {{"seen", end.seen},
+                              {"signal", end.seen && WIFSIGNALED(end.status) ? WTERMSIG(end.status) : 0},
                               {"exit_status", WIFEXITED(end.status) ? WEXITSTATUS(end.status) : 0},
                               {"kept", inventory_.size()},
                               {"failed_starts", failed_starts_},
@@ -181,11 +194,11 @@ class Keeper {
   }
 
   // A daemon whose keeper was killed serves on, and comes here by itself: one that was started now would find its locks taken.
+  // Nor may this process end before that one can be told to, if it is to end.
   void AwaitDaemonThatServes() {
     if (!listener_.valid()) return;
     const auto until = std::chrono::steady_clock::now() + kMostComing;
-    for (bool said = false; !adopted_.valid() && !stopping_ && IsServed(options_.daemon_socket) &&
-                            std::chrono::steady_clock::now() < until;
+    for (bool said = false; !adopted_.valid() && IsAlive() && std::chrono::steady_clock::now() < until;
          said = true) {
       if (!said) LogInfo("waiting for the daemon that serves", {{"socket", options_.socket}});
       Turn(kComingPauseMs);
@@ -237,6 +250,17 @@ class Keeper {
     SignalDaemon(SIGKILL);
   }
 
+  // A daemon that was told to end and hangs would outlive the keeper, and nobody else ends it.
+  void LookAtStop() {
+    if (!stopping_) return;
+    const auto now = std::chrono::steady_clock::now();
+    if (!stop_end_.has_value()) stop_end_ = now + options_.most_end;
+    if (now < *stop_end_) return;
+    stop_end_ = std::chrono::steady_clock::time_point::max();
+    LogError("daemon killed", {{"pid", DaemonPid()}, {"reason", "it was told to end, and did not"}});
+    SignalDaemon(SIGKILL);
+  }
+
   void LookAtTrial() {
     if (!former_.has_value()) return;
     if (inventory_.serving()) {
@@ -271,6 +295,7 @@ class Keeper {
   }
 
   void OnDaemon() {
+    ever_served_ = ever_served_ || inventory_.serving();  // The same daemon may have come back.
     hung_up_.reset();
     inventory_.OnDaemon();
   }
@@ -306,6 +331,7 @@ class Keeper {
         return adopted_.valid() ? EndOfAdopted() : *end;
       }
       LookAtHandOver();
+      LookAtStop();
       LookAtTrial();
       LookAtHangUp();
       Turn(TimeoutMs());
@@ -323,7 +349,7 @@ class Keeper {
     ever_served_ = true;
     if (inventory_.ending()) return {.status = W_EXITCODE(0, 0)};
     if (inventory_.handing_over()) return {.status = W_EXITCODE(kHandsOver, 0)};
-    return {.status = W_EXITCODE(0, SIGKILL)};
+    return {.status = W_EXITCODE(0, SIGKILL), .seen = false};
   }
 
   void LookAtHangUp() {
@@ -380,14 +406,31 @@ class Keeper {
     callers_.push_back(std::make_unique<Caller>(Caller{std::move(socket), *std::move(pidfd), peer->pid}));
   }
 
-  // False: it says something else, or has hung up.
+  // False: it says something else, or has hung up. One of another version is told so.
   static bool SaysHello(Caller* caller) {
     KeeperFrame frame;
+    frame.magic = 0;
     const ssize_t size =
         recv(caller->socket.get(), &frame, sizeof(frame), MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT);
     caller->spoke = size == sizeof(frame) && frame.magic == KeeperFrame::kMagic &&
                     frame.version == kKeeperVersion && frame.verb == KeeperVerb::kHello;
-    return caller->spoke;
+    if (caller->spoke || size <= 0) return caller->spoke;
+    const bool other_version = frame.magic == KeeperFrame::kMagic && frame.version != kKeeperVersion;
+    const std::string why = other_version ? absl::StrCat("its frames have version ", frame.version,
+                                                         ", those of this kvpoold ", kKeeperVersion)
+                                          : absl::StrCat("a packet of ", size, " bytes is no hello");
+    LogWarning("caller not understood", {{"pid", caller->pid}, {"error", why}});
+    if (other_version) Refuse(caller, why);
+    return false;
+  }
+
+  static void Refuse(Caller* caller, const std::string& why) {
+    KeeperFrame hello, refusal;
+    // The answer would be lost with a connection that is closed while there is something to read.
+    (void)recv(caller->socket.get(), &hello, sizeof(hello), MSG_DONTWAIT);
+    refusal.verb = KeeperVerb::kRefused;
+    refusal.set_text(why);
+    SendKeeperFrame(caller->socket.get(), refusal).IgnoreError();
   }
 
   // Serves one who has said hello, if there is nobody else to be served, or it is the one who has been.
@@ -398,12 +441,7 @@ class Keeper {
       const bool same = here && caller->pid > 0 && caller->pid == DaemonPid();
       if (here && !same && !socket_.valid()) return false;  // The one that is here may be about to end.
       if (here && !same) {
-        KeeperFrame hello, refusal;
-        // The answer would be lost with a connection that is closed while there is something to read.
-        (void)recv(caller->socket.get(), &hello, sizeof(hello), MSG_DONTWAIT);
-        refusal.verb = KeeperVerb::kRefused;
-        refusal.set_text(absl::StrCat("it serves another daemon, pid ", DaemonPid()));
-        SendKeeperFrame(caller->socket.get(), refusal).IgnoreError();
+        Refuse(caller.get(), absl::StrCat("it serves another daemon, pid ", DaemonPid()));
         return true;
       }
       socket_ = std::move(caller->socket);
@@ -414,12 +452,9 @@ class Keeper {
     });
   }
 
-  static bool IsServed(const std::string& path) {
-    const UniqueFd connection(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    path.copy(address.sun_path, sizeof(address.sun_path) - 1);
-    return connect(connection.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+  // By its locks: it has them as long as it lives, whatever becomes of its sockets.
+  bool IsAlive() const {
+    return std::any_of(options_.daemon_locks.begin(), options_.daemon_locks.end(), IsLocked);
   }
 
   pid_t DaemonPid() const { return adopted_.valid() ? static_cast<pid_t>(PidOf(adopted_.get())) : child_; }
@@ -438,11 +473,10 @@ class Keeper {
   // Until there is something to do that no descriptor tells of; -1: for ever.
   int TimeoutMs() const {
     const bool on_trial = former_.has_value() && !late_;
-    if (!hung_up_.has_value() && !on_trial && !hand_over_end_.has_value()) return -1;
     auto next = std::chrono::steady_clock::time_point::max();
     if (hung_up_.has_value()) next = *hung_up_ + LongestDeath();
     if (on_trial) next = std::min(next, trial_end_);
-    if (hand_over_end_.has_value()) next = std::min(next, *hand_over_end_);
+    for (const auto& end : {hand_over_end_, stop_end_}) next = std::min(next, end.value_or(next));
     if (next == std::chrono::steady_clock::time_point::max()) return -1;
     const auto left =
         std::chrono::ceil<std::chrono::milliseconds>(next - std::chrono::steady_clock::now()).count();
@@ -495,6 +529,7 @@ class Keeper {
     if (read(signals_.get(), &signal, sizeof(signal)) != sizeof(signal)) return;
     if (signal.ssi_signo == SIGCHLD) return;
     stopping_ = stopping_ || signal.ssi_signo != SIGHUP;
+    if (options_.starts_daemons && DaemonPid() == 0) untold_ = stopping_ ? SIGTERM : SIGHUP;
     if (options_.starts_daemons) SignalDaemon(static_cast<int>(signal.ssi_signo));
   }
 
@@ -513,8 +548,8 @@ class Keeper {
   std::optional<Program> former_;
   std::chrono::steady_clock::time_point trial_end_;
   bool late_ = false;  // It was killed for that.
-  std::optional<std::chrono::steady_clock::time_point>
-      hand_over_end_;  // A daemon that hands over has to end by then.
+  // A daemon that hands over, or was told to end, has to end by then.
+  std::optional<std::chrono::steady_clock::time_point> hand_over_end_, stop_end_;
   std::optional<FileLock> lock_;
   UniqueFd listener_;  // Invalid: nobody can come.
   std::vector<std::unique_ptr<Caller>> callers_;
@@ -527,6 +562,7 @@ class Keeper {
   std::deque<std::chrono::steady_clock::time_point> deaths_;  // Those within kDeathsWithin.
   bool ever_served_ = false;
   bool stopping_ = false;
+  int untold_ = 0;  // The signal for a daemon that has not come yet.
 };
 
 }  // namespace

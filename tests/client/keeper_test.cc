@@ -946,6 +946,75 @@ TEST_F(KeeperTest, AKeeperTellsADaemonThatItHasNotStartedToEnd) {
   EXPECT_EQ(PidIn(daemon_->directory()), 0) << "the daemon serves still";
 }
 
+TEST_F(KeeperTest, AKeeperThatIsToldToEndWhileItWaitsEndsTheDaemonThatComes) {
+  StartWithKeeper();
+  const pid_t daemon = PidIn(daemon_->directory());
+  ASSERT_EQ(kill(daemon, SIGSTOP), 0);
+  daemon_->Kill();
+  AnotherKeeper keeper(daemon_->directory());
+  daemon_->AwaitInLog("waiting for the daemon that serves");
+  ASSERT_EQ(kill(keeper.pid(), SIGTERM), 0);
+  ASSERT_EQ(kill(daemon, SIGCONT), 0);
+  EXPECT_EQ(keeper.End(0), 0) << daemon_->Log();
+  EXPECT_EQ(PidIn(daemon_->directory()), 0) << "the daemon serves still";
+}
+
+TEST_F(KeeperTest, ADaemonWhoseSocketWasRemovedIsWaitedForByItsLocks) {
+  StartWithKeeper();
+  const pid_t daemon = PidIn(daemon_->directory());
+  daemon_->Kill();
+  ASSERT_EQ(unlink(daemon_->socket().c_str()), 0);
+  ASSERT_EQ(unlink((daemon_->socket() + ".lock").c_str()), 0);
+  AnotherKeeper keeper(daemon_->directory());
+  EXPECT_THAT(daemon_->AwaitInLog("keeper found"), HasSubstr("keeper found"));
+  EXPECT_EQ(PidIn(daemon_->directory()), daemon);
+}
+
+TEST_F(KeeperTest, ADaemonThatHangsInItsEndIsKilled) {
+  StartWithKeeper("32MiB", {"--tier-flush=0s"});
+  const pid_t daemon = PidIn(daemon_->directory());
+  ASSERT_EQ(kill(daemon, SIGSTOP), 0);
+  EXPECT_EQ(daemon_->Stop(), 128 + SIGKILL);
+  EXPECT_THAT(daemon_->Log(), HasSubstr("daemon killed"));
+  EXPECT_NE(kill(daemon, 0), 0);
+}
+
+// How many sockets have this path: who listens there, and those who wait to be heard.
+size_t SocketsAt(const std::string& path) {
+  std::ifstream table("/proc/net/unix");
+  size_t sockets = 0;
+  for (std::string line; std::getline(table, line);) sockets += line.ends_with(" " + path) ? 1 : 0;
+  return sockets;
+}
+
+TEST_F(KeeperTest, ADaemonThatComesBackToItsKeeperHasServed) {
+  StartWithKeeper();
+  const pid_t daemon = PidIn(daemon_->directory());
+  daemon_->Signal(SIGSTOP);
+  // The keeper does not answer for as long as a daemon waits.
+  ASSERT_NE(Open(), nullptr) << daemon_->Log();
+  EXPECT_THAT(daemon_->AwaitInLog("keeper lost"), HasSubstr("keeper lost"));
+  for (const Deadline deadline = Soon(); SocketsAt(daemon_->directory() + "/keeper.sock") < 2;)
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+  ASSERT_EQ(kill(daemon, SIGSTOP), 0);
+  daemon_->Signal(SIGCONT);
+  EXPECT_THAT(daemon_->AwaitInLog("daemon came"), HasSubstr("daemon came"));
+  ASSERT_EQ(kill(daemon, SIGKILL), 0);
+  EXPECT_NE(AwaitNext(*daemon_, daemon), 0) << daemon_->Log();
+}
+
+TEST_F(KeeperTest, AFileThatIsNoSocketIsNotReplacedByOne) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/keeper.sock";
+  std::ofstream(path) << "mine";
+  // This capacity can't be met, so that it ends.
+  AnotherKeeper keeper(directory.path(), {"--keeper=on", "--capacity=1"});
+  EXPECT_EQ(keeper.End(0), 1);
+  struct stat facts;
+  ASSERT_EQ(stat(path.c_str(), &facts), 0);
+  EXPECT_TRUE(S_ISREG(facts.st_mode));
+}
+
 TEST_F(KeeperTest, AKeeperEndsWithADaemonThatItHasNotStarted) {
   StartWithKeeper();
   const pid_t daemon = PidIn(daemon_->directory());
@@ -990,11 +1059,19 @@ TEST_F(KeeperTest, StrangersAtItsSocketHurtNobody) {
   const UniqueFd garbage = CallKeeper(daemon_->directory());
   ASSERT_EQ(send(garbage.get(), "hello", 5, MSG_NOSIGNAL), 5);
   EXPECT_LE(recv(garbage.get(), &byte, 1, 0), 0);
+  const UniqueFd newer = CallKeeper(daemon_->directory());
+  KeeperFrame frame;
+  frame.version = kKeeperVersion + 1;
+  ASSERT_TRUE(SendKeeperFrame(newer.get(), frame).ok());
+  UniqueFd fd;
+  ASSERT_TRUE(ReceiveKeeperFrame(newer.get(), &frame, &fd).ok());
+  EXPECT_EQ(frame.verb, KeeperVerb::kRefused);
+  const std::string versions = absl::StrCat("its frames have version ", kKeeperVersion + 1);
+  EXPECT_THAT(std::string(frame.text()), HasSubstr(versions));
+  EXPECT_THAT(daemon_->AwaitInLog(versions), HasSubstr(versions));
   // What it has is shown to nobody while its daemon lives.
   const UniqueFd rival = CallKeeper(daemon_->directory());
   ASSERT_TRUE(SendKeeperFrame(rival.get(), KeeperFrame()).ok());
-  KeeperFrame frame;
-  UniqueFd fd;
   ASSERT_TRUE(ReceiveKeeperFrame(rival.get(), &frame, &fd).ok());
   EXPECT_EQ(frame.verb, KeeperVerb::kRefused);
   EXPECT_THAT(std::string(frame.text()), HasSubstr("it serves another daemon"));
@@ -1082,13 +1159,18 @@ TEST_F(KeeperOnlyTest, WhoeverComesNextGoesOn) {
     EXPECT_EQ(Find(session.get(), keys), 8u) << daemon_->Log();
     EXPECT_TRUE(session->status().ok()) << session->status();
   }
-  // One that is told to end tells its engines; what is cached is there for the next one.
-  ASSERT_TRUE(session->Close(Soon()).ok());
-  EXPECT_EQ(daemon_->Stop(), 0) << daemon_->Log();
-  StartNext();
-  auto second = Open();
-  ASSERT_NE(second, nullptr) << daemon_->Log();
-  EXPECT_EQ(Find(second.get(), keys), 8u) << daemon_->Log();
+  // One that is told to end is followed, too: nobody is told, and what is held stays its holder's.
+  auto mine = session->LeaseWithin(4, Soon());
+  ASSERT_TRUE(mine.ok()) << mine.status();
+  const std::vector<PrefixKey> marks = KeysOf(*session, 2, 4);
+  for (size_t i = 0; i < 4; ++i) Stamp(session->data((*mine)[i]), marks[i]);
+  for (int ends = 0; ends < 3; ++ends) {
+    EXPECT_EQ(daemon_->Stop(), 0) << daemon_->Log();
+    StartNext();
+    EXPECT_EQ(Find(session.get(), keys), 8u) << daemon_->Log();
+    ASSERT_TRUE(session->status().ok()) << session->status();
+  }
+  for (size_t i = 0; i < 4; ++i) EXPECT_TRUE(HasStamp(session->data((*mine)[i]), marks[i])) << i;
   auto client = tools::OperatorClient::Open({.socket = daemon_->socket(), .deadline = absl::Seconds(60)});
   ASSERT_TRUE(client.ok()) << client.status();
   EXPECT_THAT(std::string((*client)->Upgrade({}).status().message()), HasSubstr("keeper starts none"));
@@ -1112,6 +1194,16 @@ TEST_F(KeeperOnlyTest, MayComeLateAndBeKilled) {
   EXPECT_TRUE(session->status().ok()) << session->status();
   EXPECT_EQ(keeper.End(SIGTERM), 0);
   EXPECT_EQ(Find(session.get(), keys), 8u) << "the daemon ended with its keeper";
+}
+
+TEST_F(KeeperOnlyTest, SaysNoSignalThatNobodySaw) {
+  AnotherKeeper keeper(directory_.path(), KeeperFlags());
+  AwaitKeeper();
+  StartNext();
+  daemon_->End(SIGABRT);
+  const std::string log = daemon_->AwaitInLog("daemon ended");
+  EXPECT_THAT(log, HasSubstr("seen=false"));
+  EXPECT_THAT(log, Not(HasSubstr("signal=9")));
 }
 
 TEST_F(KeeperOnlyTest, ServesOneDaemonAtATime) {

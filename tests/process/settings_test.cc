@@ -114,6 +114,11 @@ TEST(SettingsTest, AKeeperIsThisProgramOrASocket) {
   ASSERT_TRUE(elsewhere.ok()) << elsewhere.status();
   EXPECT_TRUE(elsewhere->keeper_elsewhere && !elsewhere->keeper);
   EXPECT_EQ(elsewhere->keeper_socket, "/run/k/keeper");
+  for (const char* const taken : {"/run/k/s", "/run/k/s.attach"}) {
+    EXPECT_THAT(
+        Error(ParseSettings({"--keeper=on", "--socket=/run/k/s", std::string("--keeper-socket=") + taken})),
+        HasSubstr("is a socket of the daemon's"));
+  }
   EXPECT_THAT(Error(ParseSettings({"--keeper=yes"})), HasSubstr("is not on, off or socket:PATH"));
   EXPECT_THAT(Error(ParseSettings({"--keeper=socket:keeper"})), HasSubstr("write an absolute path"));
   EXPECT_THAT(Error(ParseSettings({"--keeper=socket:/k", "--keeper-only"})), HasSubstr("are for keepers"));
