@@ -1007,8 +1007,9 @@ TEST_F(KeeperTest, AFileThatIsNoSocketIsNotReplacedByOne) {
   const TemporaryDirectory directory;
   const std::string path = directory.path() + "/keeper.sock";
   std::ofstream(path) << "mine";
-  // This capacity can't be met, so that it ends.
-  AnotherKeeper keeper(directory.path(), {"--keeper=on", "--capacity=1"});
+  // Its daemon has no directory to serve in, so that the keeper ends in any case.
+  AnotherKeeper keeper(directory.path(),
+                       {"--keeper=on", "--socket=" + directory.path() + "/none/kvpoold.sock"});
   EXPECT_EQ(keeper.End(0), 1);
   struct stat facts;
   ASSERT_EQ(stat(path.c_str(), &facts), 0);
