@@ -123,9 +123,13 @@ void MemberLog::AddSlot(const Entry& entry) {
         owing_.erase(owing);
       }
       return;
-    case Kind::kLent:
-      lent_[{entry.sequence, entry.index}] = number;
+    case Kind::kLent: {
+      // An operation that begins anew writes others: what it had before was given back.
+      uint64_t& lent = lent_.try_emplace({entry.sequence, entry.index}, number).first->second;
+      if (lent != number) SlotOf(lent).dead_since = entry.turn;
+      lent = number;
       return;
+    }
     case Kind::kCompletion:
       if (const auto lent = lent_.find({entry.sequence, entry.index}); lent != lent_.end()) {
         SlotOf(lent->second).dead_since = entry.turn;
