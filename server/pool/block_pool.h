@@ -70,6 +70,7 @@
 #include "absl/types/span.h"
 #include "proto/support/block_ref.h"
 #include "server/pool/pool_types.h"
+#include "server/pool/undo_log.h"
 
 namespace kvpool {
 
@@ -98,8 +99,8 @@ class BlockPool {
   bool Resume(Holder session, const SessionLimits& limits);
   // What was done since the last call is done for good: it may be answered. For a pool in a table, whose turn this ends.
   void Commit();
-  // Turns are counted from 1, by this process and those before it; 0 without a table.
-  uint64_t turn() const;
+  // Its turns are counted from 1, by this process and those before it; 0 without a table.
+  const UndoLog& undo_log() const;
 
   // Adds free blocks behind the last one. RESOURCE_EXHAUSTED beyond max_blocks. FAILED_PRECONDITION between Vacate and Shrink.
   absl::Status Grow(uint32_t blocks);

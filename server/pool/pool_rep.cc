@@ -121,6 +121,7 @@ void PoolRep::AddHold(Session* s, uint32_t b) {
 
 void PoolRep::DropHold(Session* s, uint32_t b) {
   --s->all_holds;
+  drops_turn = undo.turn();
   if (s->holds.Subtract(b, 1) == 0) --s->held;
 }
 
@@ -171,6 +172,7 @@ void PoolRep::GoOnEnding(uint32_t* blocks) {
       if (!sealed) SetState(b, BlockState::kQuarantined);
       return;
     }
+    drops_turn = undo.turn();
     s.holds.Subtract(b, holds);
     s.all_holds -= holds;
     --s.held;

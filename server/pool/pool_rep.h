@@ -222,7 +222,8 @@ class PoolRep final {
   const std::optional<PoolTable> table;  // None: the tables below are the pool's own.
   PoolTable::Begun own_begun{};
   UndoLog undo;
-  uint32_t& next_new;  // The first block that was never leased.
+  uint64_t drops_turn = 0;  // The last turn in which a hold was dropped.
+  uint32_t& next_new;       // The first block that was never leased.
   VirtualArray<BlockRecord> records;
   PrefixIndex index;
   GhostTable ghosts;

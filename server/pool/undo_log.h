@@ -54,9 +54,17 @@ class UndoLog {
     const uint64_t count = *head_ & kFull;
     for (uint64_t i = 0; i < count && count <= room_; ++i) visit(entries_[i].at);
   }
+  // The same for words that several of a verb's blocks share, one after the other: the first Save of a turn is the one that counts.
+  void SaveShared(const void* at) {
+    const auto word = reinterpret_cast<uintptr_t>(at) & ~uintptr_t{7};
+    if (word == shared_) return;
+    shared_ = word;
+    Save(at);
+  }
   // What was done stays; the next turn begins. The one that another process did not live to end stays that until it is undone.
   void Commit() {
     if (head_ == nullptr || was_used_) return;
+    shared_ = 0;
     std::atomic_signal_fence(std::memory_order_seq_cst);
     *head_ = (*head_ | kFull) + 1;
   }
@@ -80,6 +88,7 @@ class UndoLog {
   uint64_t* const head_ = nullptr;
   Entry* const entries_ = nullptr;
   const uint32_t room_ = 0;
+  uintptr_t shared_ = 0;   // The last word of SaveShared, in this turn.
   bool was_used_ = false;  // Another process used it, whose last turn was not looked at yet.
 };
 

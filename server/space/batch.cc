@@ -123,16 +123,11 @@ constexpr size_t kMostWhole = 4 * Turn::kNames;
 
 // Whether it is applied without a pause: so a daemon that is killed has applied all of it or nothing, and its session goes on in
 // the next one. It may be 0.7 ms of work, where each block that it leases has another one evicted.
-bool IsWhole(const Session& session, absl::Span<const v1::Operation* const> operations) {
-  uint64_t work = 0;
-  for (const v1::Operation* const operation : operations) {
-    // The end of a session gives back all that it holds.
-    if (operation->has_close_session()) return false;
-    work += std::max<uint64_t>(CountNames(*operation), WeightOf(*operation)) + NumbersOf(*operation) +
-            kNamesOfOperation;
-    if (operation->has_fence()) work += session.parked_names.load(std::memory_order_relaxed);
-  }
-  return work <= Turn::kNames;
+bool IsWhole(const Session& session, const BatchSize& size, size_t operations) {
+  // The end of a session gives back all that it holds.
+  if (size.closes) return false;
+  const uint64_t parked = size.fences ? session.parked_names.load(std::memory_order_relaxed) : 0;
+  return size.names + size.beside + parked + operations * kNamesOfOperation <= Turn::kNames;
 }
 
 absl::Status Forgotten(uint64_t sequence, const Member& member) {
@@ -155,7 +150,11 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
     SetStatus(absl::InvalidArgumentError("member_token is not that of this stream"), response);
     return {};
   }
-  if (const absl::Status status = ValidateBatch(request); !status.ok()) {
+  const absl::Span<const v1::Operation* const> operations(request.operations().data(),
+                                                          static_cast<size_t>(request.operations_size()));
+  // One of more operations is refused, whatever they name.
+  const BatchSize size = SizeOf(operations.subspan(0, kMaxBatchOperations));
+  if (const absl::Status status = ValidateBatch(request, size); !status.ok()) {
     SetStatus(status, response);
     return {};
   }
@@ -176,7 +175,7 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
   session->applying = true;
   session->explained = 0;
   const absl::Cleanup applied = [session] { session->applying = false; };
-  CompareFirst(turn, *session, {request.operations().data(), static_cast<size_t>(request.operations_size())});
+  CompareFirst(turn, *session, operations);
   if (session->ended) {
     SetStatus(absl::AbortedError(session->end_reason), response);
     AddPending(member, stream, 0, response);
@@ -184,9 +183,7 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
   }
   if (member->log != nullptr) member->log->BeginBatch();
   std::optional<Turn::Unbroken> whole;
-  if (member->log != nullptr &&
-      IsWhole(*session, {request.operations().data(), static_cast<size_t>(request.operations_size())}))
-    whole.emplace(turn);
+  if (member->log != nullptr && IsWhole(*session, size, operations.size())) whole.emplace(turn);
   Results* const results = response->mutable_results();
   results->Swap(&left);
   const int asked = request.operations_size();
@@ -197,8 +194,7 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
   const bool prefetches = asked > 1 && state_.pool.capacity() >= kPrefetchedPool;
   for (const v1::Operation& operation : request.operations()) {
     if (prefetches && place.index % kPrefetchedOperations == 0) {
-      verbs_.Prefetch(*session, absl::MakeConstSpan(request.operations().data(), asked)
-                                    .subspan(place.index, kPrefetchedOperations));
+      verbs_.Prefetch(*session, operations.subspan(place.index, kPrefetchedOperations));
     }
     v1::OperationResult* const result =
         ResultAt(static_cast<int>(place.index), operation.verb_case(), results);
@@ -282,7 +278,7 @@ void Batches::ApplyUnary(Turn& turn, Member* member, const v1::Call& call, v1::O
   }
   if (member->log != nullptr) member->log->BeginBatch();
   std::optional<Turn::Unbroken> whole;
-  if (member->log != nullptr && IsWhole(*session, {&alone, 1})) whole.emplace(turn);
+  if (member->log != nullptr && IsWhole(*session, SizeOf({&alone, 1}), 1)) whole.emplace(turn);
   AnswerRoom room;
   ApplyOne(turn, member, operation, {.sequence = call.sequence(), .waiter = &done, .room = &room}, result);
   member->answers.Remember(call.sequence(), response);

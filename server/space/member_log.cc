@@ -50,7 +50,7 @@ absl::StatusOr<std::unique_ptr<MemberLog>> MemberLog::Map(UniqueFd fd) {
 void MemberLog::OnEntered(uint32_t index) {
   header().index = index;
   Ordered();
-  header().made = pool_->turn();
+  header().made = turn();
 }
 
 bool MemberLog::Sound() const {
@@ -88,7 +88,7 @@ MemberLog::Entry MemberLog::EntryAt(uint64_t at) const {
 
 bool MemberLog::Append(Entry entry, std::string_view bytes) {
   Header& h = header();
-  entry.turn = pool_->turn();
+  entry.turn = turn();
   entry.bytes = static_cast<uint32_t>(bytes.size());
   if (h.begin == h.end) {
     // Its first pages are used over and over.
@@ -155,7 +155,7 @@ void MemberLog::Trim() {
     // What ends it may be torn: then it is there still.
     const Slot& front = slots_.front();
     const bool comes_back = front.kind == Kind::kParked || front.kind == Kind::kLent || front.owes;
-    if (comes_back && front.dead_since >= pool_->turn()) break;
+    if (comes_back && front.dead_since >= turn()) break;
     h.begin += slots_.front().size;
     Ordered();
     unfinished_ -= slots_.front().unfinished;
@@ -201,14 +201,14 @@ void MemberLog::Hear(uint64_t sequence, uint32_t index) {
   if (!Append({.sequence = sequence, .kind = Kind::kHeard, .index = index}, "")) {
     // Another daemon would give back again.
     header().unlogged = UINT64_MAX;
-    SlotOf(owing->second).dead_since = pool_->turn();
+    SlotOf(owing->second).dead_since = turn();
     owing_.erase(owing);
   }
   Trim();
 }
 
 void MemberLog::Return() {
-  for (const auto& [id, number] : lent_) SlotOf(number).dead_since = pool_->turn();
+  for (const auto& [id, number] : lent_) SlotOf(number).dead_since = turn();
   lent_.clear();
 }
 
@@ -225,7 +225,7 @@ void MemberLog::Complete(uint64_t sequence, uint32_t index, const v1::OperationR
   }
   if (verb != parked_.end()) {
     Slot& slot = SlotOf(verb->second);
-    slot.dead_since = pool_->turn();
+    slot.dead_since = turn();
     slot.unfinished = true;
     ++unfinished_;
     parked_.erase(verb);
@@ -251,7 +251,7 @@ void MemberLog::Confirm(uint64_t sequence, uint32_t index) {
   const auto completion = completions_.find({sequence, index});
   if (completion == completions_.end()) return Regain({sequence, index});
   Slot& slot = SlotOf(completion->second);
-  if (!slot.owes) slot.dead_since = pool_->turn();
+  if (!slot.owes) slot.dead_since = turn();
   completions_.erase(completion);
   Trim();
 }
@@ -272,7 +272,7 @@ void MemberLog::RaiseFloor(uint64_t floor) {
   Ordered();
   while (!answers_.empty() && answers_.front().first <= floor) {
     Slot& slot = SlotOf(answers_.front().second);
-    if (!slot.owes) slot.dead_since = pool_->turn();
+    if (!slot.owes) slot.dead_since = turn();
     answers_.pop_front();
   }
   Trim();
@@ -280,10 +280,10 @@ void MemberLog::RaiseFloor(uint64_t floor) {
 
 void MemberLog::SetFence(uint64_t step) {
   Header& h = header();
-  if (h.fence_turn != pool_->turn()) {
+  if (h.fence_turn != turn()) {
     h.fence_before = h.fence;
     Ordered();
-    h.fence_turn = pool_->turn();
+    h.fence_turn = turn();
     Ordered();
   }
   h.fence = step;
@@ -293,24 +293,24 @@ void MemberLog::Set(Mark* mark, bool on) {
   if (on == mark->is_on()) return;
   if (on) {
     // What ceased in this very turn was there before, and is again.
-    if (mark->off >= pool_->turn()) mark->off = mark->on < pool_->turn() ? 0 : pool_->turn() - 1;
+    if (mark->off >= turn()) mark->off = mark->on < turn() ? 0 : turn() - 1;
     Ordered();
-    if (mark->on <= mark->off) mark->on = pool_->turn();
+    if (mark->on <= mark->off) mark->on = turn();
   } else {
-    mark->off = pool_->turn();
+    mark->off = turn();
   }
   Ordered();
 }
 
 void MemberLog::Forget(Mark* mark) const {
-  const uint64_t torn = pool_->turn();
+  const uint64_t torn = turn();
   if (mark->off >= torn) mark->off = 0;
   if (mark->on >= torn) mark->on = 0;
 }
 
 void MemberLog::ForgetTorn() {
   Header& h = header();
-  const uint64_t torn = pool_->turn();
+  const uint64_t torn = turn();
   for (uint64_t at = h.begin; at < h.end; at += EntryAt(at).size()) {
     if (EntryAt(at).turn < torn) continue;
     h.end = at;

@@ -35,7 +35,7 @@
 #include "proto/support/block_ref.h"
 #include "proto/support/unique_fd.h"
 #include "server/base/shared_memory.h"
-#include "server/pool/block_pool.h"
+#include "server/pool/undo_log.h"
 #include "server/space/recovered.h"
 
 namespace kvpool {
@@ -47,8 +47,8 @@ class MemberLog {
   static absl::StatusOr<std::unique_ptr<MemberLog>> Map(UniqueFd fd);
   int fd() const { return memory_.fd(); }
 
-  // The pool whose turns count, which outlives it. REQUIRES: it is called before all below.
-  void Follow(const BlockPool* pool) { pool_ = pool; }
+  // The turns that count are those of the pool's table, which outlives it. REQUIRES: it is called before all below.
+  void Follow(const UndoLog* turns) { turns_ = turns; }
 
   // ---- By the daemon that serves the member
   // It is the session's member with this index from now on.
@@ -67,16 +67,16 @@ class MemberLog {
   void RaiseFloor(uint64_t floor);
   void SetSink(BlockRef sink) { header().sink = sink.Pack(); }
   void SetFence(uint64_t step);
-  void OnWarmupDone() { header().warmup_done = pool_->turn(); }
+  void OnWarmupDone() { header().warmup_done = turn(); }
   // Once: dated anew, an end that was kept would be forgotten with a turn that is torn.
   void OnEnded() {
-    if (header().ended == 0) header().ended = pool_->turn();
+    if (header().ended == 0) header().ended = turn();
   }
   // The member ends its session itself, and unmaps what it has of the space. REQUIRES: OnEnded follows in this turn.
   void OnUnmaps() { header().unmaps = 1; }
-  void BeginBatch() { header().begun = pool_->turn(); }
+  void BeginBatch() { header().begun = turn(); }
   void EndBatch() {
-    header().done = pool_->turn();
+    header().done = turn();
     header().torn_batches = 0;
   }
   // Whether something is under way that is nowhere here.
@@ -151,6 +151,7 @@ class MemberLog {
   };
   using Id = std::pair<uint64_t, uint32_t>;  // Sequence and index.
 
+  uint64_t turn() const { return turns_->turn(); }
   explicit MemberLog(SharedMemory memory) : memory_(std::move(memory)) {}
   Header& header() const { return *reinterpret_cast<Header*>(memory_.data()); }
   uint64_t room() const { return memory_.bytes() - sizeof(Header); }
@@ -175,7 +176,7 @@ class MemberLog {
   void Trim();
 
   SharedMemory memory_;
-  const BlockPool* pool_ = nullptr;
+  const UndoLog* turns_ = nullptr;
   std::deque<Slot> slots_;  // One for each entry.
   uint64_t first_slot_ = 0;
   // Each names a slot by its number.

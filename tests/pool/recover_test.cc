@@ -481,8 +481,8 @@ class Player {
   std::vector<uint64_t> open_;
 };
 
-// Empty if all is as before a verb or after it, but for what nobody was told: what was cached may have left, and pins and
-// priorities may be either. Else the first block that is neither.
+// Empty if all is as before a verb or after it, but for what nobody was told: what was cached may have left, a free block may
+// have skipped a generation, and pins and priorities may be either. Else the first block that is neither.
 std::string WhyNeither(const Fates& before, const Fates& now, const Fates& after) {
   if (now == after) return "";
   for (uint32_t b = 1; b <= kBlocks; ++b) {
@@ -497,6 +497,8 @@ std::string WhyNeither(const Fates& before, const Fates& now, const Fates& after
       const auto [least, most] = std::minmax(before[b].priority, after[b].priority);
       if (now[b].priority >= least && now[b].priority <= most) expected.priority = now[b].priority;
     }
+    if (!expected.resident && before[b].holds.empty() && now[b].generation == after[b].generation)
+      expected.generation = now[b].generation;
     if (now[b] == expected) continue;
     const auto words = [](const Fate& fate) {
       std::string text =
@@ -1148,23 +1150,64 @@ TEST_F(DamagedTableTest, NobodyEndsTheTurnOfAnotherProcessBeforeItIsUndone) {
   ASSERT_EQ(verdict, Verdict::kDone);
   copy_.CopyFrom(table_.Image());
   const std::unique_ptr<BlockPool> pool = MakePool(copy_.data());
-  const uint64_t torn = pool->turn();
+  const uint64_t torn = pool->undo_log().turn();
   pool->Commit();
-  EXPECT_EQ(pool->turn(), torn);
+  EXPECT_EQ(pool->undo_log().turn(), torn);
   const RecoveredPool found = pool->Recover(kRecovered, kBlocks);
   EXPECT_EQ(found.held, 3u);
-  EXPECT_GT(pool->turn(), torn);
-  const uint64_t recovered = pool->turn();
+  EXPECT_GT(pool->undo_log().turn(), torn);
+  const uint64_t recovered = pool->undo_log().turn();
   pool->Commit();
-  EXPECT_GT(pool->turn(), recovered);
+  EXPECT_GT(pool->undo_log().turn(), recovered);
+}
+
+TEST_F(DamagedTableTest, WhatATornTurnGaveBackAndLeasedAgainHasItsOldGeneration) {
+  ASSERT_EQ(pool_->Lease(session_, 1001, 1, 1, &blocks_).leased, 1u);
+  pool_->Commit();
+  const BlockRef leased = blocks_.back();
+  // One that was leased, and one that was sealed and leaves.
+  for (const BlockRef given_back : {leased, blocks_[2]}) {
+    Verdict verdict = Verdict::kNotHeld;
+    pool_->Release(session_, 1002, {&given_back, 1}, {&verdict, 1});
+    ASSERT_EQ(verdict, Verdict::kDone);
+  }
+  pool_->Reclaim(1002, {&blocks_[2], 1}, EvictReason::kOperator, nullptr);
+  std::vector<BlockRef> again;
+  ASSERT_EQ(pool_->Lease(session_, 1002, 2, 2, &again).leased, 2u);
+  ASSERT_EQ(Index(again[0].id), Index(blocks_[2].id));
+  ASSERT_EQ(Index(again[1].id), Index(leased.id));
+  Recovered recovered = Recover(table_.Image(), &copy_);
+  for (const BlockRef held : {leased, blocks_[2]}) {
+    EXPECT_EQ(recovered.pool->View(held.id, 1003)->ref, held);
+    EXPECT_EQ(recovered.pool->holds(recovered.found.sessions[0].holder, held.id), 1u);
+  }
+  ExpectAllComesBack(&recovered);
+}
+
+TEST_F(DamagedTableTest, WhatASessionThatEndedInATornTurnHeldHasItsOldGeneration) {
+  ASSERT_EQ(pool_->Lease(session_, 1001, 1, 1, &blocks_).leased, 1u);
+  pool_->Commit();
+  pool_->EndSession(session_);
+  pool_->FreeQuarantine(session_);
+  std::vector<BlockRef> again;
+  ASSERT_EQ(pool_->Lease(*pool_->AddSession({}, 0, 77), 1002, kBlocks, kBlocks, &again).leased, kBlocks);
+  Recovered recovered = Recover(table_.Image(), &copy_);
+  ASSERT_EQ(recovered.found.sessions.size(), 1u);
+  for (const BlockRef held : blocks_) {
+    EXPECT_EQ(recovered.pool->View(held.id, 1003)->ref, held);
+    EXPECT_EQ(recovered.pool->holds(recovered.found.sessions[0].holder, held.id), 1u);
+  }
 }
 
 TEST_F(DamagedTableTest, ATurnThatIsTooLargeToBeUndoneIsSaidToBe) {
-  // Many more stores than the log of so small a pool has room for.
-  for (uint32_t i = 0; i < 8192 + 4 * kBlocks; ++i) {
+  // Many more stores than the log of so small a pool has room for, in two words that take turns.
+  ASSERT_EQ(pool_->Lease(session_, 1001, 2, 2, &blocks_).leased, 2u);
+  pool_->Commit();
+  for (uint32_t i = 0; i < 2 * (8192 + 4 * kBlocks); ++i) {
+    const BlockRef block = i % 2 == 0 ? blocks_.front() : blocks_.back();
     Verdict verdict;
-    pool_->Ref(session_, {&blocks_[0], 1}, {&verdict, 1});
-    pool_->Release(session_, 1001, {&blocks_[0], 1}, {&verdict, 1});
+    pool_->Ref(session_, {&block, 1}, {&verdict, 1});
+    pool_->Release(session_, 1001, {&block, 1}, {&verdict, 1});
   }
   Recovered recovered = Recover(table_.Image(), &copy_);
   EXPECT_NE(recovered.found.half_turn, 0u);
