@@ -284,6 +284,9 @@ absl::StatusOr<std::shared_ptr<Member>> Daemon::FindMember(std::string_view toke
   return member;
 }
 
+// A larger answer is written a second time, once the mutex is free: the copy's memory may come page by page, at some 3 us each.
+constexpr size_t kMostCopiedAnswer = 64 << 10;
+
 bool Daemon::Apply(const std::shared_ptr<Member>& member, const v1::StepRequest& request,
                    v1::StepResponse* response, std::string* wire, const StreamListener* stream) {
   Space& space = *member->session->space;
@@ -292,7 +295,7 @@ bool Daemon::Apply(const std::shared_ptr<Member>& member, const v1::StepRequest&
   {
     SpaceTurn turn(space);
     const std::string_view remembered = space.batches.Apply(turn, member.get(), request, response, stream);
-    if (wire != nullptr) wire->assign(remembered);
+    if (wire != nullptr && remembered.size() <= kMostCopiedAnswer) wire->assign(remembered);
     more = std::exchange(turn.deferred.reclaim, false) || space.state.pool.policy_waits();
   }
   if (wire != nullptr && wire->empty()) WriteStep(*response, wire);

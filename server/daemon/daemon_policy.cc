@@ -72,8 +72,10 @@ absl::Status Daemon::ChangePolicy(Space* space, const std::string& name) {
   const uint64_t began = clock_->NowMs();
   std::string previous;
   bool stand_in = false;
+  uint32_t blocks = 0;
   {
     SpaceLock lock(*space);
+    blocks = space->state.pool.capacity();
     previous = std::string(space->state.pool.policy().name());
     stand_in = space->state.pool.has_stand_in();
   }
@@ -90,6 +92,7 @@ absl::Status Daemon::ChangePolicy(Space* space, const std::string& name) {
                            BlockPool::HandOver::Options{.max_blocks = max_blocks, .most_events = events},
                            std::move(policy));
                      }));
+    hand_over->Expect(blocks);
     old = Switch(space, hand_over.get(), *clock_, stopping_);
     if (old == nullptr && stopping_)
       return absl::UnavailableError(

@@ -148,6 +148,11 @@ bool BlockPool::Tidy(uint32_t blocks) {
   return untidy();
 }
 
+void BlockPool::Expect(uint32_t blocks) {
+  rep_->index.Expect(blocks);
+  rep_->ghosts.Expect(blocks);
+}
+
 void BlockPool::Commit() { rep_->undo.Commit(); }
 const UndoLog& BlockPool::undo_log() const { return rep_->undo; }
 

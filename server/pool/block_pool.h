@@ -102,6 +102,9 @@ class BlockPool {
   // Its turns are counted from 1, by this process and those before it; 0 without a table.
   const UndoLog& undo_log() const;
 
+  // It is about to have so many blocks: the memory of what is looked up by hash comes now, where the first verbs would touch
+  // one of its pages for each key. Needs no lock.
+  void Expect(uint32_t blocks);
   // Adds free blocks behind the last one. RESOURCE_EXHAUSTED beyond max_blocks. FAILED_PRECONDITION between Vacate and Shrink.
   absl::Status Grow(uint32_t blocks);
 

@@ -8,6 +8,12 @@
 #include "server/pool/pool_rep.h"
 
 namespace kvpool {
+namespace {
+
+// A call of the kernel is worth so many: a thousand blocks may be condemned in one hold of the mutex.
+constexpr size_t kSecretKeys = 128;
+
+}  // namespace
 
 void PoolRep::Doubt(uint32_t b) {
   if (!records[b].has(BlockRecord::kDoubted)) ++doubted;
@@ -23,8 +29,9 @@ void PoolRep::Believe(uint32_t b) {
 void PoolRep::GiveSecretKey(uint32_t b) {
   BlockRecord& r = records[b];
   BlockKey key = r.block_key();
-  const std::string secret = RandomBytes(key.bytes.size());
-  std::copy(secret.begin(), secret.end(), key.bytes.begin());
+  if (secrets.size() < key.bytes.size()) secrets = RandomBytes(kSecretKeys * key.bytes.size());
+  std::copy_n(secrets.end() - key.bytes.size(), key.bytes.size(), key.bytes.begin());
+  secrets.resize(secrets.size() - key.bytes.size());
   // Torn, the record would be damaged, and lost to those who hold the block.
   for (size_t at = 0; at < sizeof(r.key); at += sizeof(uint64_t)) undo.Save(r.key.data() + at);
   undo.Save(&r.accessed_ms);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -283,6 +284,7 @@ class PoolRep final {
   uint32_t doubted = 0;         // Blocks with kDoubted.
   // Resident blocks whose content is not what was sealed.
   absl::btree_set<uint32_t> condemned;
+  std::string secrets;  // Bytes that nobody knows, for the keys of those that will be.
   bool is_condemned(uint32_t b) const { return !condemned.empty() && condemned.contains(b); }
   bool has_sum(uint32_t b) const {
     return b < sums.size() && static_cast<uint32_t>(sums[b] >> 32) == records[b].generation;

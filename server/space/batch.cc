@@ -45,6 +45,9 @@ constexpr size_t kResponseCompletionBytes = 1 << 20;
 // completions.
 constexpr size_t kFoldedBytes = 1 << 20;
 
+// Batches of more names have their answers' memory made ready. A block is 8 bytes of an answer, an operation some 60.
+constexpr uint64_t kNamesOfLargeAnswer = 8192, kBytesOfAnswer = 8;
+
 // Budgets planned by statistics need no device.
 bool NeedsDevice(const v1::Operation& operation) {
   return IsDeviceOperation(operation.verb_case()) &&
@@ -206,6 +209,12 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
     if (turn.worked() > kMostWhole) whole.reset();
     turn.Breathe();
   }
+  // The memory of a large answer comes while the mutex is free: page by page it is a millisecond.
+  std::string memory;
+  if (size.names > kNamesOfLargeAnswer) {
+    turn.Outside(
+        [&] { memory.resize(kBytesOfAnswer * size.names + kBytesOfAnswer * operations.size() * 8); });
+  }
   // A verb was parked and applied inside this batch: the answer has its result, for a repetition too.
   size_t room_in_place = kFoldedBytes;
   for (bool more = member->completions.any_waiting(); more; turn.Breathe()) {
@@ -222,7 +231,8 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
     SetFreeBlocks(*session, response);
     AddPending(member, stream, request.sequence(), response);
   }
-  const std::string_view remembered = member->answers.Remember(request.sequence(), *response);
+  const std::string_view remembered =
+      member->answers.Remember(request.sequence(), *response, std::move(memory));
   // The log says that the batch was done only once it says what it left behind.
   Settle(session);
   if (member->log != nullptr) member->log->EndBatch();

@@ -234,7 +234,9 @@ bool BlockVerbs::Lease(Session* session, const v1::Lease& lease, TimeMs now, v1:
         state_.growth.Lease(session->holder, now, lease.count() - before, before == 0 ? lease.min() : 0,
                             &refs_, static_cast<uint32_t>(Turn::kNames));
     if (!leased.growing) shortfall = WireShortfall(leased.outcome.shortfall);
-    answer->mutable_blocks()->Reserve(answer->blocks_size() + static_cast<int>(refs_.size()));
+    // All of it at once: with each part that is as large the copy of what is there would be as much work.
+    answer->mutable_blocks()->Reserve(
+        static_cast<int>(leased.outcome.more ? lease.count() : before + refs_.size()));
     for (const BlockRef ref : refs_) answer->mutable_blocks()->AddAlreadyReserved(ref.Pack());
     if (leased.outcome.more) return true;
   }
