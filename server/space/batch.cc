@@ -14,6 +14,7 @@
 #include "proto/support/status_macros.h"
 #include "server/scoring/budget_plan.h"
 #include "server/space/in_parts.h"
+#include "server/wire/step_writer.h"
 #include "server/wire/validate.h"
 
 namespace kvpool {
@@ -45,8 +46,8 @@ constexpr size_t kResponseCompletionBytes = 1 << 20;
 // completions.
 constexpr size_t kFoldedBytes = 1 << 20;
 
-// Batches of more names have their answers' memory made ready. A block is 8 bytes of an answer, an operation some 60.
-constexpr uint64_t kNamesOfLargeAnswer = 8192, kBytesOfAnswer = 8;
+// An answer of more bytes has its memory made ready; a name is 8 bytes of an answer at most.
+constexpr size_t kLargeAnswer = 64 << 10, kNamesOfLargeAnswer = kLargeAnswer / 8;
 
 // Budgets planned by statistics need no device.
 bool NeedsDevice(const v1::Operation& operation) {
@@ -212,8 +213,8 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
   // The memory of a large answer comes while the mutex is free: page by page it is a millisecond.
   std::string memory;
   if (size.names > kNamesOfLargeAnswer) {
-    turn.Outside(
-        [&] { memory.resize(kBytesOfAnswer * size.names + kBytesOfAnswer * operations.size() * 8); });
+    const size_t bytes = MostOfStep(*response);
+    if (bytes > kLargeAnswer) turn.Outside([&] { memory.resize(bytes); });
   }
   // A verb was parked and applied inside this batch: the answer has its result, for a repetition too.
   size_t room_in_place = kFoldedBytes;
