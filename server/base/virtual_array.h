@@ -92,9 +92,11 @@ class VirtualArray {
     if (madvise(at, std::min(kPageBytes, bytes), MADV_POPULATE_WRITE) != 0) return;
     (void)madvise(at, bytes, MADV_HUGEPAGE);
     // In steps: whoever maps or unmaps memory waits for the end of one.
-    for (; populated_ < bytes; populated_ += kHugePageBytes) {
-      if (madvise(at + populated_, std::min(kHugePageBytes, bytes - populated_), MADV_POPULATE_WRITE) != 0)
-        return;
+    while (populated_ < bytes) {
+      const size_t begin = populated_ / kPageBytes * kPageBytes;
+      const size_t end = std::min((begin / kHugePageBytes + 1) * kHugePageBytes, bytes);
+      if (madvise(at + begin, end - begin, MADV_POPULATE_WRITE) != 0) return;
+      populated_ = end;
     }
   }
   void Prefetch(size_t i) const { __builtin_prefetch(&data_[i], 1); }
