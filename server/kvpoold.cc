@@ -225,7 +225,10 @@ absl::Status Kvpoold::Open(const Settings& settings) {
     MetricSources sources{.daemon = [this] { return daemon_->Snapshot(); },
                           .rpc = [this] { return rpc_stats_.Snapshot(); },
                           .attach = [this] { return attach_server_->Stats(); },
-                          .keeper_up = [this] { return keeper_ != nullptr && !keeper_->lost(); },
+                          .keeper_up = [this]() -> std::optional<bool> {
+                            if (keeper_ == nullptr) return std::nullopt;
+                            return !keeper_->lost();
+                          },
                           .build = {.version = Version(), .cuda = CudaFacts()},
                           .start_time_seconds = start_time_seconds};
     ASSIGN_OR_RETURN(metrics_server_, MetricsServer::Start(

@@ -663,9 +663,13 @@ std::vector<MetricFamily> CollectMetrics(const MetricSources& sources) {
   AddTier(daemon, &out);
   AddDeviceOperations(daemon, &out);
   AddTransport(sources.rpc(), sources.attach(), &out);
-  out.Gauge("kvpool_keeper_up",
-            "1 while a keeper has all that another daemon would go on with; 0 otherwise.");
-  out.Add({}, sources.keeper_up() ? 1 : 0);
+  if (const std::optional<bool> keeper_up = sources.keeper_up(); keeper_up.has_value()) {
+    out.Gauge("kvpool_keeper_up",
+              "1 while a keeper has all that another daemon would go on with; 0 once it is lost. A daemon "
+              "without one has no such "
+              "metric.");
+    out.Add({}, *keeper_up ? 1 : 0);
+  }
   AddProcess(ReadProcessFacts(), &out);
   const LogDropped dropped = LogLinesDropped();
   out.Counter("kvpool_log_dropped_total", "Lines of the log that were dropped, as nobody read it.");

@@ -6,6 +6,7 @@
 #include <prometheus/metric_family.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,7 +25,7 @@ struct MetricSources {
   std::function<DaemonSnapshot()> daemon;
   std::function<RpcStats::Totals()> rpc;
   std::function<AttachStats()> attach;
-  std::function<bool()> keeper_up;
+  std::function<std::optional<bool>()> keeper_up;  // None: it has none.
   BuildFacts build;
   double start_time_seconds = 0;  // Unix time.
 };

@@ -80,10 +80,13 @@ class Daemon:
     def start(self):
         state = self.folder / "kvpoold.json"
         state.unlink(missing_ok=True)
-        self.process = self.programs.start("kvpoold", self.log, self.bins / "kvpoold", "--device=host", f"--socket={self.socket}",
-                                           f"--state-dir={self.folder}", "--metrics-listen=127.0.0.1:0", *self.flags, environment=self.environment)
+        self.launch()
         until("kvpoold.json", lambda: self.programs.check() and state.exists())
         self.port = json.loads(state.read_text(encoding="utf-8"))["metrics_port"]
+
+    def launch(self):
+        self.process = self.programs.start("kvpoold", self.log, self.bins / "kvpoold", "--device=host", f"--socket={self.socket}",
+                                           f"--state-dir={self.folder}", "--metrics-listen=127.0.0.1:0", *self.flags, environment=self.environment)
 
     def kill(self):
         self.programs.forget(self.process)

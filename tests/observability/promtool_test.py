@@ -37,6 +37,7 @@ FIRES = {
     "leaves": {"KvpoolTargetGone": (18, 24)},
     "absent": {"KvpoolAbsent": (15, 30), "KvpoolTargetGone": (18, 24)},
     "rollout": {},
+    "orphan": {"KvpoolKeeperLost": (5, 6)},
 }
 
 

@@ -359,9 +359,18 @@ class Rollout(Scene):
         return [(10, lambda: self.begin("next")), (10.5, self.leave)]
 
 
+class Orphan(Scene):
+    """The keeper of a daemon is killed. Four minutes later the same command is started again, and takes over from the daemon."""
+    minutes = 10
+    flags = (*Scene.flags, "--keeper=on")
+
+    def plan(self):
+        return [(2, self.daemon.kill), (6, self.daemon.launch)]
+
+
 SCENES = {scene.__name__.lower(): scene for scene in (
     Steady, Idle, Thrash, Loop, Hung, Held, Crowd, Drain, Crashes, Faults, Below, Spoilt, Behind, Stale, Slow, Failing, Leaves, Absent,
-    Rollout)}
+    Rollout, Orphan)}
 
 
 def number(value):

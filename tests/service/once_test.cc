@@ -277,6 +277,7 @@ TEST(AnswerWindowTest, AJumpForgetsWhatIsFarBehind) {
 // Results of parked verbs are remembered with their batch. What a batch lets go can so push its own answer out of the
 // window, if calls came out of order.
 TEST_F(OnceTest, AnAnswerThatItsOwnCompletionsPushOutIsForgotten) {
+  if (KVPOOL_SANITIZED) GTEST_SKIP() << "gigabytes of answers: minutes under two sanitizers";
   StartDaemon(4);
   const auto engine = OpenEngine(OpenRequest());
   const uint64_t stale = uint64_t{7} << 32 | 3;
@@ -290,6 +291,7 @@ TEST_F(OnceTest, AnAnswerThatItsOwnCompletionsPushOutIsForgotten) {
 }
 
 TEST_F(OnceTest, AUnaryCallThatItsOwnCompletionsPushOutIsAnswered) {
+  if (KVPOOL_SANITIZED) GTEST_SKIP() << "gigabytes of answers: minutes under two sanitizers";
   StartDaemon(4);
   const auto engine = OpenEngine(OpenRequest());
   const std::vector<uint64_t> unknown(65530, uint64_t{7} << 32 | 3);
