@@ -312,10 +312,14 @@ CUresult CUDAAPI cuMemFreeHost(void* pointer) {
 
 CUresult CUDAAPI cuMemHostRegister(void* memory, size_t bytes, unsigned int flags) {
   return Call("cuMemHostRegister", Needs::kContext, [&](State& state) {
+    if (bytes == 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
     // Pages that are not there can't be locked.
-    std::vector<unsigned char> there(bytes / ::getpagesize() + 1);
-    if (bytes == 0 || flags != 0 || ::mincore(memory, bytes, there.data()) != 0)
+    const auto page_bytes = static_cast<uintptr_t>(::getpagesize());
+    const uintptr_t in_page = reinterpret_cast<uintptr_t>(memory) % page_bytes;
+    std::vector<unsigned char> there((in_page + bytes) / page_bytes + 1);
+    if (::mincore(static_cast<char*>(memory) - in_page, in_page + bytes, there.data()) != 0) {
       return CUDA_ERROR_INVALID_VALUE;
+    }
     const std::lock_guard lock(state.mu);
     uintptr_t first;
     if (!FindRegistered(state, memory, bytes, &first) || first != 0) {
