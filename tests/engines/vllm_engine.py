@@ -202,12 +202,12 @@ class Engine:
             if plan.loads:
                 transfer.begin = begin
                 refs = [ref & 0xffffffff for ref in plan.loads[0].refs]
-                self.healthy = [(refs[block], transfer.words[refs[block]].copy()) for block in blocks]
+                self.healthy = [(refs[block], transfer.pool.words[refs[block]].copy()) for block in blocks]
                 for block in blocks:
                     if by == "bit":
-                        transfer.words[refs[block], 5000] ^= 1
+                        transfer.pool.words[refs[block], 5000] ^= 1
                     else:
-                        transfer.words[refs[block]] = transfer.words[refs[block + 1]]
+                        transfer.pool.words[refs[block]] = transfer.pool.words[refs[block + 1]]
             begin(plan)
 
         transfer.begin = damaged
