@@ -362,7 +362,7 @@ class Engine:
 
     def heal(self):
         for ref, was in self.healthy:
-            self.transfer().words[ref] = was
+            self.transfer().pool.words[ref] = was
         return {}
 
 
