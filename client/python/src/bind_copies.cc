@@ -75,7 +75,7 @@ void BindCopies(nb::module_& module) {
   nb::class_<PyBlockCopier>(
       module, "BlockCopier",
       "Copies between a GPU's memory and host memory, beside what an engine computes: on a stream of its\n"
-      "own, of the lowest priority. One thread at a time may call; StreamPoints are any thread's.")
+      "own, of the lowest priority. Any thread may call, but none while another closes it.")
       .def(nb::init<uint32_t>(), nb::arg("device"),
            "`device`: the GPU's number in this process, as PyTorch counts. UnavailableError: no driver, or "
            "no\n"
