@@ -115,6 +115,7 @@ struct State {
   std::map<CUdeviceptr, Mapping> mappings;  // VMM mappings and those of cuMemAlloc
   std::map<CUdeviceptr, Import> imports;
   std::map<void*, size_t> pinned;
+  std::map<uintptr_t, size_t> registered;  // host memory of others
 };
 State& TheState();
 
@@ -127,6 +128,10 @@ bool WasWritten(const State& state, CUdeviceptr address, size_t bytes);
 
 bool IsSticky(CUresult result);
 const char* NameOf(CUresult result);  // nullptr for an unknown number
+
+// Which of `registered` a range of host memory is in: its first address, or 0 for one that is in none. False: it is partly in
+// one, which no copy may be. REQUIRES: state.mu is held.
+bool FindRegistered(const State& state, const void* memory, size_t bytes, uintptr_t* first);
 
 // The device of the thread's current context; -1 where there is none.
 int CurrentDevice();
