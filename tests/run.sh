@@ -2,7 +2,7 @@
 # Checks all that this machine can, starting from nothing: packages, builds, tests, sanitizers, dashboards.
 # Usage: tests/run.sh [--quick] [REGEX]
 #
-#   --quick   the release build and its tests only (under 10 minutes on two cores; without --quick, under 40)
+#   --quick   the release build and its tests only (without --quick: 45 to 65 minutes on two cores, from nothing)
 #   REGEX     run only the tests whose names match, as ctest -R does
 #
 # Prints what it does, then a table of what passed, what failed, and what was not run and why. Logs are in

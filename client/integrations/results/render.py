@@ -253,10 +253,10 @@ def vllm_rate(store):
             error = 1.25 * statistics.stdev(ratios) / math.sqrt(len(ratios))  # Of a median, were they normal: an upper bound here.
             row += [*(_middle(some) for some in rates), f"{_middle(ratios, '{:+.1f}')} ± {error:.1f}"]
         rows.append(row)
-    return f"""Decoding of {vllm_speed.ANSWER} tokens behind prompts of {vllm_speed.CONTEXT}, Gemma 3 270M, bfloat16, blocks of 32. Two live engines on one core: {vllm_speed.SLICE} steps of the one, then as many of
+    return f"""Decoding of {vllm_speed.ANSWER} tokens behind prompts of {vllm_speed.CONTEXTS[1]} (batch 32: {vllm_speed.CONTEXTS[32]}), Gemma 3 270M, bfloat16, blocks of 32. Two live engines on one core: {vllm_speed.SLICES[1]} steps of the one (batch 32: {vllm_speed.SLICES[32]}), then as many of
 the other, which waits meanwhile; who is first changes. n is the number of such pairs. Tokens a second: median (middle half). The difference is
 that of each pair in percent, median (middle half) ± standard error of the median; negative: the pool is slower. By the clock, and by the time
-that the processor gave the engine, the client's threads included. Nothing else ran on the machine.
+that the processor gave the engine, the client's threads included. What else ran on the machine met both.
 
 {_table(["batch", "n", "own, clock", "pool, clock", "difference", "own, processor", "pool, processor", "difference"], rows)}
 """
@@ -376,7 +376,8 @@ def page(stores, before):
 Made by `client/integrations/results.sh`; it measures what has not been measured yet, and figures are kept in `$KVPOOL_RESULTS_DIR`. Two cores
 of a shared {platform.machine()} machine, no GPU, one thread an engine, PyTorch {torch.__version__}, Transformers {transformers.__version__}.
 Gemma 3 270M is the GGUF (Q4_K_M) of `tests/engines.sh --gemma`: dequantised, in bfloat16 for Transformers. Texts are what Debian ships: Jane Austen's
-novels (r-cran-janeaustenr), out of copyright, and the Debian Policy Manual (debian-policy).
+novels (r-cran-janeaustenr), out of copyright, and the Debian Policy Manual (debian-policy). Tables were measured on different days, and
+processors: figures are to be compared within a table.
 """]
     old = {section.partition("\n")[0]: section for section in re.split(r"^## ", before, flags=re.MULTILINE)[1:]}
     for title, render, names in SECTIONS:

@@ -20,8 +20,10 @@ PREFIXES = (1000, 2000, 4000)
 QUESTION = 16
 RUNS = 5
 BATCHES = (1, 8, 32)
-CONTEXT, ANSWER = 256, 128  # Tokens of a prompt, and behind it, where tokens a second are measured.
-SLICE = 4  # Steps of the one, then as many of the other.
+ANSWER = 128  # Tokens of an answer, where tokens a second are measured.
+# By batch: tokens of a prompt, turns, and steps of the one before as many of the other. A processor without instructions for bfloat16 computes
+# some 15 tokens a second, whatever the batch.
+CONTEXTS, TURNS, SLICES = {1: 256, 8: 256, 32: 64}, {1: 8, 8: 2, 32: 1}, {1: 4, 8: 4, 32: 2}
 SERVED = 2000  # Requests of a stream, in turns of 50.
 
 
@@ -95,14 +97,15 @@ def rate(here, cell):
     daemon = here.once(("vllm rate daemon",), lambda: lab.Daemon("2GiB"))
     both = {"own": here.once(("vllm rate own",), _engine), "pool": here.once(("vllm rate pool",), lambda: _engine(_in(daemon)))}
     times = {name: [] for name in both}
-    for turn in range(8 // cell["batch"] if cell["batch"] < 8 else 2):
-        asked = [_random(CONTEXT, seed=100 * cell["run"] + 10 * turn + i) for i in range(cell["batch"])]
+    batch = cell["batch"]
+    for turn in range(TURNS[batch]):
+        asked = [_random(CONTEXTS[batch], seed=100 * cell["run"] + 10 * turn + i) for i in range(batch)]
         for engine in both.values():
             engine.ask("begin", prompts=asked, tokens=ANSWER + 1)
             engine.ask("step", count=1)  # All prompts at once: not what is measured here.
         left = True
         while left:
-            said = {name: both[name].ask("step", count=SLICE) for name in (both if len(times["own"]) % 2 else reversed(both))}
+            said = {name: both[name].ask("step", count=SLICES[batch]) for name in (both if len(times["own"]) % 2 else reversed(both))}
             for name in both:
                 times[name].append([said[name]["tokens"], said[name]["wall"], said[name]["cpu"]])
             left = said["own"]["left"]
