@@ -122,8 +122,10 @@ class CudaBlockCopier : public BlockCopier {
       sizes.push_back(run.bytes);
     }
     // By default sources may be read before what the stream waits for has passed.
-    CudaBatchAttributes attributes = {.source_order = CudaBatchAttributes::kStreamOrder,
-                                      .flags = CudaBatchAttributes::kBesideKernels};
+    CUmemcpyAttributes attributes = {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
+                                     .srcLocHint = {},
+                                     .dstLocHint = {},
+                                     .flags = CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE};
     size_t first = 0;
     size_t failed = 0;
     const CUresult result = driver.memcpy_batch != nullptr

@@ -37,26 +37,15 @@
 
 namespace kvpool {
 
-// CUmemcpyAttributes, which toolkits before 12.8 don't have.
-struct CudaBatchAttributes {
-  static constexpr int kStreamOrder = 1;             // CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
-  static constexpr unsigned int kBesideKernels = 1;  // CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
-  int source_order = 0;
-  CUmemLocation source_hint = {};
-  CUmemLocation destination_hint = {};
-  unsigned int flags = 0;
-};
-
 struct Driver {
 #define KVPOOL_DRIVER_FIELD(name) decltype(&::name) name = nullptr;
   KVPOOL_CUDA_DRIVER_FUNCTIONS(KVPOOL_DRIVER_FIELD)
 #undef KVPOOL_DRIVER_FIELD
-  // cuMemcpyBatchAsync as CUDA 13 has it, and as 12.8 and 12.9 do; null where the driver has none of it.
-  CUresult (*memcpy_batch)(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count,
-                           CudaBatchAttributes* attributes, size_t* attributes_from, size_t attributes_count,
-                           CUstream stream) = nullptr;
+  // cuMemcpyBatchAsync as CUDA 13 has it, and as 12.8 and 12.9 do, which cuda.h does not declare any more; null where the driver has
+  // none of it.
+  decltype(&::cuMemcpyBatchAsync) memcpy_batch = nullptr;
   CUresult (*memcpy_batch_12_8)(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count,
-                                CudaBatchAttributes* attributes, size_t* attributes_from,
+                                CUmemcpyAttributes* attributes, size_t* attributes_from,
                                 size_t attributes_count, size_t* failed, CUstream stream) = nullptr;
 };
 
