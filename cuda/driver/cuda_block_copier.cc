@@ -1,3 +1,4 @@
+#include <cstdio>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -20,10 +21,11 @@ void* HostPointer(uint64_t address) { return reinterpret_cast<void*>(address); }
 
 class CudaBlockCopier : public BlockCopier {
  public:
-  CudaBlockCopier(std::shared_ptr<const CudaContext> context, CudaStream stream)
+  CudaBlockCopier(std::shared_ptr<const CudaContext> context, CudaStream stream, bool takes_batches)
       : context_(std::move(context)),
         events_(EventPool::Make(context_, {.what = "copies", .max_events = kMaxCopyTickets})),
-        stream_(std::move(stream)) {}
+        stream_(std::move(stream)),
+        takes_batches_(takes_batches) {}
   ~CudaBlockCopier() override {
     // The GPU reaches page-locked memory by addresses of its own, which end with the registration.
     context_->GiveBack("waiting for copies", context_->driver().cuStreamSynchronize, stream_.get());
@@ -107,11 +109,19 @@ class CudaBlockCopier : public BlockCopier {
                           "cuStreamWaitEvent"));
     }
     if (runs.empty()) return absl::OkStatus();
-    const bool has_batches = driver.memcpy_batch != nullptr || driver.memcpy_batch_12_8 != nullptr;
-    return has_batches ? QueueBatch(direction, runs) : QueueEach(direction, runs);
+    if (takes_batches_) {
+      const CUresult result = QueueBatch(direction, runs);
+      if (result != CUDA_ERROR_NOT_SUPPORTED) {
+        return context_->Check(result, absl::StrCat("cuMemcpyBatchAsync of ", runs.size(), " runs"));
+      }
+      takes_batches_ = false;
+      std::fprintf(stderr,
+                   "kvpool: this driver does not support cuMemcpyBatchAsync: each run of a copy is a call\n");
+    }
+    return QueueEach(direction, runs);
   }
 
-  absl::Status QueueBatch(CopyDirection direction, const std::vector<CopyRange>& runs) {
+  CUresult QueueBatch(CopyDirection direction, const std::vector<CopyRange>& runs) {
     const Driver& driver = context_->driver();
     const bool to_device = direction == CopyDirection::kToDevice;
     std::vector<CUdeviceptr> to, from;
@@ -128,12 +138,11 @@ class CudaBlockCopier : public BlockCopier {
                                      .flags = CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE};
     size_t first = 0;
     size_t failed = 0;
-    const CUresult result = driver.memcpy_batch != nullptr
-                                ? driver.memcpy_batch(to.data(), from.data(), sizes.data(), runs.size(),
-                                                      &attributes, &first, 1, stream_.get())
-                                : driver.memcpy_batch_12_8(to.data(), from.data(), sizes.data(), runs.size(),
-                                                           &attributes, &first, 1, &failed, stream_.get());
-    return context_->Check(result, absl::StrCat("cuMemcpyBatchAsync of ", runs.size(), " runs"));
+    return driver.memcpy_batch != nullptr
+               ? driver.memcpy_batch(to.data(), from.data(), sizes.data(), runs.size(), &attributes, &first,
+                                     1, stream_.get())
+               : driver.memcpy_batch_12_8(to.data(), from.data(), sizes.data(), runs.size(), &attributes,
+                                          &first, 1, &failed, stream_.get());
   }
 
   absl::Status QueueEach(CopyDirection direction, const std::vector<CopyRange>& runs) {
@@ -153,16 +162,30 @@ class CudaBlockCopier : public BlockCopier {
   const std::shared_ptr<EventPool> events_;
   const CudaStream stream_;
   Mutex mu_;  // A submit's calls of the driver are not mixed with another's.
+  bool takes_batches_ ABSL_GUARDED_BY(mu_);
   std::map<uint64_t, Registered> registered_ ABSL_GUARDED_BY(mu_);  // Keyed by first addresses.
 };
+
+// Whether the driver takes copies in batches. A batch has host memory's addresses as the GPU sees them. Where this attribute is 0, as
+// in WSL, those of registered memory are not the host's, and a batch that names it loses the context.
+absl::StatusOr<bool> TakesBatches(const CudaContext& context) {
+  const Driver& driver = context.driver();
+  int by_host_address = 0;
+  RETURN_IF_ERROR(context.Check(
+      driver.cuDeviceGetAttribute(
+          &by_host_address, CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, context.device()),
+      "cuDeviceGetAttribute"));
+  return by_host_address != 0 && (driver.memcpy_batch != nullptr || driver.memcpy_batch_12_8 != nullptr);
+}
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<BlockCopier>> OpenCudaBlockCopier(const std::string& ordinal_or_uuid) {
   ASSIGN_OR_RETURN(std::shared_ptr<const CudaContext> context, CudaContext::Open(ordinal_or_uuid));
   ASSIGN_OR_RETURN(const CurrentContext current, context->MakeCurrent());
+  ASSIGN_OR_RETURN(const bool takes_batches, TakesBatches(*context));
   ASSIGN_OR_RETURN(CudaStream stream, MakeLowPriorityStream(context));
-  return std::make_unique<CudaBlockCopier>(std::move(context), std::move(stream));
+  return std::make_unique<CudaBlockCopier>(std::move(context), std::move(stream), takes_batches);
 }
 
 }  // namespace kvpool

@@ -139,6 +139,22 @@ TEST_F(BlockCopierTest, ACopyWaitsForTheEnginesPoint) {
   EXPECT_TRUE(waited.get().ok());
 }
 
+TEST_F(BlockCopierTest, APointOutlivesItsStream) {
+  Gate step;
+  HoldUpEngine(&step);
+  Compute(4);
+  const std::unique_ptr<FenceEvent> point = Record();
+  engine_ = CudaStream();  // What was queued is done all the same.
+  ASSERT_TRUE(copier_->Register(HostAt(0), kBytes).ok());
+  const std::unique_ptr<FenceEvent> ticket =
+      Submit(CopyDirection::kToHost, {Range(0, 0, kBytes)}, point.get());
+  EXPECT_FALSE(ticket->Done().value());
+  step.Open();
+  ASSERT_TRUE(ticket->Wait().ok());
+  EXPECT_TRUE(point->Done().value());
+  EXPECT_EQ(std::vector<unsigned char>(host_, host_ + kBytes), std::vector<unsigned char>(kBytes, 4));
+}
+
 TEST_F(BlockCopierTest, ASubmitOfNothingIsItsPoint) {
   Gate step;
   HoldUpEngine(&step);

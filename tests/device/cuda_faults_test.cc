@@ -329,6 +329,7 @@ class Copies {
     RETURN_IF_ERROR(context_->Check(context_->driver().cuMemAlloc(&address, kMiB), "cuMemAlloc"));
     device_ = CudaArray(context_, address);
     ASSIGN_OR_RETURN(engine_, MakeStream(context_));
+    stream_ = engine_.get();
     ASSIGN_OR_RETURN(copier_, OpenCudaBlockCopier("0"));
     return absl::OkStatus();
   }
@@ -351,14 +352,18 @@ class Copies {
   absl::StatusOr<std::unique_ptr<FenceEvent>> RecordBehind(Gate* gate) {
     ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
     const auto launch = reinterpret_cast<decltype(&cuLaunchHostFunc)>(FindDriverFunction("cuLaunchHostFunc"));
-    RETURN_IF_ERROR(context_->Check(launch(engine_.get(), Gate::Wait, gate), "cuLaunchHostFunc"));
-    return copier_->Record(engine_.get());
+    RETURN_IF_ERROR(context_->Check(launch(stream_, Gate::Wait, gate), "cuLaunchHostFunc"));
+    return Record();
   }
+  absl::StatusOr<std::unique_ptr<FenceEvent>> Record() { return copier_->Record(stream_); }
+  // Whoever has its stream's handle has it still.
+  void EndEngine() { engine_ = CudaStream(); }
 
  private:
   std::shared_ptr<const CudaContext> context_;
   CudaArray device_;
   CudaStream engine_;
+  CUstream stream_ = nullptr;
   std::vector<unsigned char> host_ = std::vector<unsigned char>(kMiB, 5);
   std::unique_ptr<BlockCopier> copier_;
 };
@@ -385,8 +390,61 @@ TEST(CudaCopies, RangesThatFollowEachOtherAreOneRunOfABatchOrACall) {
   EXPECT_EQ(InChild(OlderDriver("12_0", "cuMemcpyHtoDAsync#3=CUDA_ERROR_INVALID_VALUE"), copy), "OK");
 }
 
-TEST(CudaCopies, AnErrorIsReportedWhenTheCopiesBeforeItAreOver) {
-  EXPECT_EQ(InChild(OlderDriver("12_0", "cuMemcpyDtoHAsync#2=CUDA_ERROR_INVALID_VALUE"),
+TEST(CudaCopies, ADriverThatDoesNotSupportBatchesIsToldEachRunAndTheLogOfItOnce) {
+  const auto copy = []() -> absl::Status {
+    testing::internal::CaptureStderr();
+    Copies copies;
+    RETURN_IF_ERROR(copies.Open());
+    RETURN_IF_ERROR(copies.Copy(CopyDirection::kToDevice));
+    RETURN_IF_ERROR(copies.Copy(CopyDirection::kToHost));
+    return absl::UnknownError(testing::internal::GetCapturedStderr());
+  };
+  const std::string batches = "cuMemcpyBatchAsync#1+=CUDA_ERROR_NOT_SUPPORTED";
+  const std::string once =
+      "UNKNOWN: kvpool: this driver does not support cuMemcpyBatchAsync: each run of a copy is a call\n";
+  EXPECT_EQ(InChild({{"KVPOOL_FAKE_CUDA_FAIL", batches}}, copy), once);
+  EXPECT_EQ(InChild(OlderDriver("12_8", batches), copy), once);
+  // An error of such a call is one still.
+  EXPECT_THAT(InChild({{"KVPOOL_FAKE_CUDA_FAIL",
+                        absl::StrCat(batches, ",cuMemcpyHtoDAsync#2=CUDA_ERROR_INVALID_VALUE")}},
+                      copy),
+              StartsWith("INTERNAL: a copy of 128 bytes"));
+}
+
+TEST(CudaCopies, WhereRegisteredMemoryHasOtherAddressesThereAreNoBatches) {
+  EXPECT_EQ(InChild({{"KVPOOL_FAKE_CUDA_WITHOUT", "host-addresses"}},
+                    [] {
+                      Copies copies;
+                      RETURN_IF_ERROR(copies.Open());
+                      RETURN_IF_ERROR(copies.Register());
+                      RETURN_IF_ERROR(copies.Copy(CopyDirection::kToDevice));
+                      return copies.Copy(CopyDirection::kToHost);
+                    }),
+            "OK");
+}
+
+TEST(CudaCopies, AStreamThatIsGoneHasNoPointsAndCostsNone) {
+  EXPECT_EQ(InChild({},
+                    [] {
+                      Copies copies;
+                      RETURN_IF_ERROR(copies.Open());
+                      copies.EndEngine();
+                      for (size_t i = 0; i <= kMaxCopyTickets; ++i) {
+                        const absl::Status refused = copies.Record().status();
+                        if (!absl::IsInternal(refused)) return refused;
+                      }
+                      return copies.Copy(CopyDirection::kToDevice);
+                    }),
+            "OK");
+}
+
+// The second copy, or the end of them all, which is where their ticket would be.
+class FailedSubmit : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(CudaCopies, FailedSubmit,
+                         ::testing::Values("cuMemcpyDtoHAsync#2", "cuEventRecord#2"));
+
+TEST_P(FailedSubmit, IsReportedWhenTheCopiesBeforeItAreOver) {
+  EXPECT_EQ(InChild(OlderDriver("12_0", absl::StrCat(GetParam(), "=CUDA_ERROR_INVALID_VALUE")),
                     []() -> absl::Status {
                       Copies copies;
                       RETURN_IF_ERROR(copies.Open());

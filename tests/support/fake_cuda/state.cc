@@ -93,7 +93,8 @@ Settings ReadSettings() {
     settings.device_count = static_cast<int>(Number(kDevices, word));
   for (const std::string& word : Words(kDeviceBytes)) settings.device_bytes = Number(kDeviceBytes, word);
   for (const std::string& word : Words(kWithout)) {
-    if (word != "vmm" && word != "fd" && word != "own-context") Unreadable(kWithout, word);
+    if (word != "vmm" && word != "fd" && word != "own-context" && word != "host-addresses")
+      Unreadable(kWithout, word);
     settings.without.insert(word);
   }
   for (const std::string& word : Words(kFail)) settings.faults.push_back(ReadFault(kFail, word));

@@ -7,7 +7,8 @@
 //   KVPOOL_FAKE_CUDA_DEVICES=2          GPUs, each with a UUID that all processes agree on. Default 1.
 //   KVPOOL_FAKE_CUDA_DEVICE_BYTES=n     Memory of each, counted per creating process. Default 4 GiB.
 //   KVPOOL_FAKE_CUDA_WITHOUT=vmm,fd     Attributes denied: an old GPU (vmm), a driver that can't pass fds
-//   (fd), a GPU whose processes share an MPS server (own-context).
+//   (fd), a GPU whose processes share an MPS server (own-context), one that has registered host memory at
+//   addresses of its own, as in WSL (host-addresses).
 //   KVPOOL_FAKE_CUDA_FAIL=cuMemCreate#3=CUDA_ERROR_OUT_OF_MEMORY,cuStreamSynchronize#2+=CUDA_ERROR_ECC_UNCORRECTABLE
 //                                       The 3rd call fails; the 2nd and all later ones do. A sticky error
 //                                       also fails every other call after it, as it does on a GPU.

@@ -235,10 +235,14 @@ CUresult EnqueueBatch(State& state, const Batch& batch, CUstream stream) {
   for (size_t i = 0; i < batch.count; ++i) {
     void* const to = reinterpret_cast<void*>(batch.to[i]);
     const void* const from = reinterpret_cast<const void*>(batch.from[i]);
-    Work copy = IsMapped(state, batch.to[i], 1, PROT_READ)
-                    ? CopyIn(state, batch.to[i], from, batch.sizes[i])
-                    : CopyOut(state, to, batch.from[i], batch.sizes[i]);
-    if (copy == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    const bool in = IsMapped(state, batch.to[i], 1, PROT_READ);
+    HostMemory host = {in ? from : to, batch.sizes[i]};
+    Work copy = in ? CopyIn(state, batch.to[i], from, batch.sizes[i])
+                   : CopyOut(state, to, batch.from[i], batch.sizes[i]);
+    if (copy == nullptr || !host.Find(state)) return CUDA_ERROR_INVALID_VALUE;
+    // The addresses of a batch are the GPU's. Other copies translate them.
+    if (host.registered != 0 && state.settings.without.contains("host-addresses"))
+      copy = [] { return CUDA_ERROR_ILLEGAL_ADDRESS; };
     copies.push_back(std::move(copy));
   }
   return Enqueue(stream, [copies = std::move(copies)] {
