@@ -1,5 +1,6 @@
 """The connector's copies without vLLM: from and to a GPU, as the fake driver imitates it, and host memory; in both blocks are alike in the pool."""
 
+import contextlib
 import pathlib
 import sys
 import threading
@@ -85,7 +86,7 @@ def test_a_round_trip(device, pool):
     assert (device.content() == host.view(np.uint8)).all()
 
 
-def test_what_is_damaged_is_not_copied(device, pool):
+def test_what_is_damaged_is_reported(device, pool):
     saved = job(pool, [3, 4, 5, 6])
     for block in saved.blocks:
         device.compute(block, 10 * block)
@@ -94,7 +95,53 @@ def test_what_is_damaged_is_not_copied(device, pool):
     saved.keys[2] = b"another" * 4
     device.gpu.fill(device.region.address, 255, device.bytes)
     assert device.pages.copy_in(pool, saved, device.pages.point()) == [1, 2]
-    assert [int(device.content()[block, 1, 0]) for block in saved.blocks] == [31, 255, 255, 61]
+    assert [int(device.content()[block, 1, 0]) for block in (3, 6)] == [31, 61]
+
+
+def test_a_block_that_changes_before_it_is_copied_is_reported(device, pool):
+    saved = job(pool, [1, 2])
+    device.pages.copy_out(pool, saved, None)
+    gate = device.gpu.hold_up()
+    point, bad = device.pages.point(), []
+    loading = threading.Thread(target=lambda: bad.extend(device.pages.copy_in(pool, saved, point)))
+    loading.start()
+    loading.join(0.1)  # It waits for the kernels.
+    pool.words[kvpool.block_id(saved.refs[1]), 0] ^= 1  # Somebody writes to what he does not hold.
+    gate.set()
+    loading.join()
+    assert bad == [1]
+
+
+@pytest.mark.parametrize("way", ["copy_in", "copy_out"])
+def test_a_failure_is_raised_when_the_copies_before_it_are_over(device, pool, way, monkeypatch):
+    """Whoever hears of it gives the blocks to others."""
+    saved = job(pool, [1, 2, 3])
+    device.gpu.fill(device.region.address, 9, device.bytes)
+    device.pages.copy_out(pool, saved, device.pages.point())
+    copier, begun = device.pages._copier, []
+
+    def begin(ranges, after):
+        if len(begun) == 2:
+            raise kvpool.ResourceExhaustedError("no more")
+        begun.append(getattr(copier, "to_device" if way == "copy_in" else "to_host")(ranges, after))
+        return begun[-1]
+
+    monkeypatch.setattr(device.pages, "_copier", types.SimpleNamespace(to_device=begin, to_host=begin, close=copier.close))
+    gate = device.gpu.hold_up()
+    point, over = copier.record(device.gpu.stream), []
+
+    def copy():
+        with pytest.raises(kvpool.ResourceExhaustedError):
+            getattr(device.pages, way)(pool, saved, point)
+        over.extend(copied.done for copied in begun)
+
+    copying = threading.Thread(target=copy)
+    copying.start()
+    copying.join(0.1)
+    assert copying.is_alive()
+    gate.set()
+    copying.join()
+    assert over == [True, True]
 
 
 def test_copies_wait_for_the_kernels_before_them(device, pool):
@@ -124,3 +171,21 @@ def test_memory_is_locked_as_it_grows(device, pool):
         assert device.gpu.is_page_locked(session.base + first * session.block_stride_bytes)
     device.pages.leave()
     assert not device.gpu.is_page_locked(session.base)
+
+
+@pytest.mark.parametrize("pages", [DevicePages, HostPages])
+def test_memory_that_a_gpu_reaches_is_not_given_back(daemon, pages):
+    layout = kvpool.Layout([kvpool.LayerGroup(name="full", layers=[0], tokens_per_block=16)], block_bytes=64 << 10, encoding="opaque")
+
+    def open_session(model, **more):
+        return kvpool.Session(layout, model, socket=daemon.socket, device_uuids=["host"], magazine_blocks=0, **more)
+
+    with open_session("a model", give_back=pages.give_back) as session:
+        session.lease(900, timeout=30).release()  # Nearly all of the daemon's memory, which has 1,024 such blocks.
+        session.flush()
+        mapped = session.mapped_blocks
+        # An engine of another model is promised some of it.
+        opens = contextlib.nullcontext() if pages.give_back == "any_time" else pytest.raises(kvpool.ResourceExhaustedError, match="lets no slab be unmapped")
+        with opens, open_session("another model", guaranteed_blocks=400):
+            pass
+        assert (session.mapped_blocks < mapped) == (pages.give_back == "any_time")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.kvpool")
 
-_UNDER_WAY = 64  # Blocks that are copied out before the sum of the first is taken.
+_UNDER_WAY = 64  # Blocks that are being copied before the sum of the first is taken.
 
 
 class Blocks(Protocol):
@@ -126,6 +126,7 @@ class DevicePages:
 
     def __init__(self, device: int, regions: Sequence[Region], stream: Callable[[], int]) -> None:
         self._device, self._regions, self._stream = device, regions, stream
+        kvpool.BlockCopier(device).close()  # An engine does not start on a GPU that kvpool can't reach.
         self._copier: kvpool.BlockCopier | None = None
         self._locked_blocks = 0
         self._is_slow = False  # And that was said.
@@ -145,38 +146,43 @@ class DevicePages:
         return self._copier.record(self._stream())
 
     def copy_in(self, pool: Pool, job: Blocks, after: kvpool.StreamPoint | None) -> list[int]:
-        """As HostPages.copy_in. The sum is taken in host memory, and what is not right is not copied."""
-        self._lock(pool)
-        bad, last = [], None
-        try:
-            for i, block in enumerate(blocks_of(job)):
-                pages = pool.pages(block)
-                if pool.check(block, pages):
-                    last = self._copier.to_device(self._ranges(block, pages), after)
-                else:
-                    bad.append(i)
-        finally:
-            if last is not None:  # They are done in their order.
-                last.wait()
+        """As HostPages.copy_in. The sum is taken in host memory, behind the copy: a block that has changed before it was copied is seen."""
+        bad = []
+
+        def check(i: int, block: Block, pages: npt.NDArray[np.int64]) -> None:
+            if not pool.check(block, pages):
+                bad.append(i)
+
+        self._copy(pool, job, self._copier.to_device, after, check)
         return bad
 
     def copy_out(self, pool: Pool, job: Blocks, after: kvpool.StreamPoint | None) -> None:
+        self._copy(pool, job, self._copier.to_host, after, lambda _, block, pages: pool.sign(block, pages))
+
+    def _copy(self, pool: Pool, job: Blocks, begin: Callable[..., kvpool.StreamPoint], after: kvpool.StreamPoint | None,
+              copied: Callable[[int, Block, npt.NDArray[np.int64]], None]) -> None:
+        """Calls `copied` with each block, its place in the lists before it, and its pages in the pool, once they are copied. However this
+        ends, no copy is under way then: others get the blocks."""
         self._lock(pool)
-        under_way: collections.deque[tuple[kvpool.StreamPoint, Block]] = collections.deque()
+        under_way: collections.deque[tuple[kvpool.StreamPoint, int, Block, npt.NDArray[np.int64]]] = collections.deque()
+
+        def finish_the_first() -> None:
+            point, *first = under_way[0]
+            point.wait()
+            under_way.popleft()
+            copied(*first)
+
         try:
-            for block in blocks_of(job):
-                under_way.append((self._copier.to_host(self._ranges(block, pool.pages(block)), after), block))
+            for i, block in enumerate(blocks_of(job)):
+                pages = pool.pages(block)
+                under_way.append((begin(self._ranges(block, pages), after), i, block, pages))
                 if len(under_way) == _UNDER_WAY:
-                    self._sign(pool, *under_way.popleft())
+                    finish_the_first()
             while under_way:
-                self._sign(pool, *under_way.popleft())
+                finish_the_first()
         finally:
             if under_way:
-                under_way[-1][0].wait()
-
-    def _sign(self, pool: Pool, point: kvpool.StreamPoint, block: Block) -> None:
-        point.wait()
-        pool.sign(block, pool.pages(block))
+                under_way[-1][0].wait()  # They are done in their order.
 
     def _ranges(self, block: Block, pages: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
         """[layer, (device address, host address, bytes)]"""
