@@ -112,7 +112,8 @@ void BindCopies(nb::module_& module) {
                   "None) -> StreamPoint"),
           "The other way: as to_device, with the same columns.")
       .def("close", &PyBlockCopier::Close,
-           "Waits for what is under way, and unlocks host memory. Again is nothing.");
+           "Waits for what is under way, and unlocks host memory. Again is nothing. It comes before\n"
+           "the close of a session whose blocks it copies, which gives them to others.");
 }
 
 }  // namespace kvpool::python

@@ -198,9 +198,13 @@ def terms_of_copies(vllm_config: VllmConfig, config: KVCacheConfig, options: Opt
     attentions = {spec: attention_of(vllm_config, spec) for spec in dict.fromkeys(group.kv_cache_spec for group in config.kv_cache_groups)}
     kernels = ", ".join(dict.fromkeys(kernels for kernels, _ in attentions.values()))
     if current_platform.is_cuda():
+        if vllm_config.model_config.enable_sleep_mode:
+            raise ValueError("enable_sleep_mode: KvPoolConnector copies from a GPU's KV cache beside steps, and one that sleeps is not there")
         # How a page is filled goes by the layout, which vLLM's core chooses for all workers from what their kernels take.
-        backend, layout = vllm_config.attention_config.backend, vllm_config.cache_config.get_resolved_kv_cache_layout()
-        kernels = f"{current_platform.get_device_name()}, {backend.name if backend else 'auto'}, {layout.name}"
+        attention, layout = vllm_config.attention_config, vllm_config.cache_config.get_resolved_kv_cache_layout()
+        backends = {"": attention.backend, **attention.backend_per_kind}
+        names = ", ".join(f"{kind} {backend.name if backend else 'auto'}".lstrip() for kind, backend in sorted(backends.items()))
+        kernels = f"{current_platform.get_device_name()}, {names}, {layout.name}"
     elif not current_platform.is_cpu():
         raise ValueError(f"KvPoolConnector copies from host memory and CUDA GPUs; this engine runs on {vllm_config.device_config.device_type}: "
                          "kvpool_vllm.Scheduler shares blocks in place")

@@ -8,6 +8,7 @@ A thread of its own copies (pages.py), loads before what is to be saved.
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import queue
 import threading
@@ -24,6 +25,8 @@ from kvpool_vllm.pages import DevicePages, HostPages, Pool, Region
 from kvpool_vllm.space import Options, terms_of_copies
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -53,7 +56,7 @@ class Transfer:
         self.failed_requests: set[str] = set()
         self.counts = dict.fromkeys(("loaded_blocks", "failed_blocks"), 0)
         self._is_empty = False  # The step under way.
-        # (1 for copies, which wait until all loads are done, order, job, the kernels that it waits for). Behind them comes what ends the thread.
+        # (1 for copies, which wait until all loads are done, order, job, the kernels that it waits for). No job ends the thread.
         self._jobs: queue.PriorityQueue[tuple[int, int, Load | Copy | None, kvpool.StreamPoint | None]] = queue.PriorityQueue()
         self._numbers = itertools.count()
         self._under_way = 0  # Jobs that were not taken as done.
@@ -63,6 +66,8 @@ class Transfer:
         self._not_copied: set[int] = set()
         self._thread = threading.Thread(target=self._work, daemon=True, name="kvpool copies")
         self._thread.start()
+        # A process may end without shutdown(). kvpool's own hook, which is called after this one, gives back what is still being copied.
+        atexit.register(self.close)
 
     def _join(self, invitation: Invitation) -> None:
         self._leave()
@@ -80,18 +85,17 @@ class Transfer:
         self.session, self.pool, self.number = session, pool, invitation.session
 
     def take_tensors(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Views vLLM's KV cache, of which each group's layers are one region."""
-        regions = [self._region([kv_caches[name] for name in tensor.layers], tensor.layer_stride, page)
-                   for tensor, (page, _) in zip(self.config.kv_cache_tensors, self.shapes)]
-        first = next(iter(kv_caches.values()))
+        """Takes vLLM's KV cache, of which each group's layers are one region."""
+        groups = [[kv_caches[name] for name in tensor.layers] for tensor in self.config.kv_cache_tensors]
+        regions = [self._region(layers, tensor.layer_stride, page)
+                   for layers, tensor, (page, _) in zip(groups, self.config.kv_cache_tensors, self.shapes)]
+        first = groups[0][0]
         if first.is_cuda:
-            self.pages = DevicePages(first.device.index, [Region(words.data_ptr(), *(words.stride(i) * _WORD for i in (0, 1))) for words in regions],
-                                     lambda: torch.cuda.current_stream(first.device).cuda_stream)
+            self.pages = DevicePages(first.device.index, regions, lambda: torch.cuda.current_stream(first.device).cuda_stream)
         else:
-            self.pages = HostPages([words.numpy() for words in regions])
+            self.pages = HostPages([self._words(layers, region, page) for layers, region, (page, _) in zip(groups, regions, self.shapes)])
 
-    def _region(self, layers: list[torch.Tensor], step: int, page_bytes: int) -> torch.Tensor:
-        """[block, layer, word of a page]"""
+    def _region(self, layers: list[torch.Tensor], step: int, page_bytes: int) -> Region:
         first = layers[0]
         parts = first.shape[0] // self.config.num_blocks  # Blocks of the kernels' in one of vLLM's.
         stride = first.stride(0) * first.element_size() * parts
@@ -100,9 +104,15 @@ class Transfer:
                 layer.data_ptr() != first.data_ptr() + i * step or layer.stride() != first.stride() for i, layer in enumerate(layers)):
             raise ValueError(f"KV cache of shape {tuple(first.shape)} and strides {first.stride()}: KvPoolConnector needs pages "
                              f"of {page_bytes} bytes without holes, {step} bytes apart")
-        words = torch.empty(0, dtype=torch.int64, device=first.device).set_(first.untyped_storage())
-        return words.as_strided((self.config.num_blocks, len(layers), page_bytes // _WORD), (stride // _WORD, step // _WORD, 1),
-                                first.storage_offset() * first.element_size() // _WORD)
+        return Region(first.data_ptr(), stride, step)
+
+    def _words(self, layers: list[torch.Tensor], region: Region, page_bytes: int) -> npt.NDArray[np.int64]:
+        """[block, layer, word of a page]"""
+        first = layers[0]
+        words = torch.empty(0, dtype=torch.int64).set_(first.untyped_storage())
+        return words.as_strided((self.config.num_blocks, len(layers), page_bytes // _WORD),
+                                (region.block_stride // _WORD, region.layer_stride // _WORD, 1),
+                                first.storage_offset() * first.element_size() // _WORD).numpy()
 
     def begin(self, plan: Plan) -> None:
         """A step is about to be computed; its copies are done beside it."""
@@ -204,7 +214,8 @@ class Transfer:
             self.session = None
 
     def close(self) -> None:
-        self._jobs.put((2, 0, None, None))
+        atexit.unregister(self.close)
+        self._jobs.put((-1, 0, None, None))  # Before all that waits: nobody would hear of it.
         self._thread.join()
         self._leave()
 
