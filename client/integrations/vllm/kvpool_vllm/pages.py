@@ -167,10 +167,10 @@ class DevicePages:
         under_way: collections.deque[tuple[kvpool.StreamPoint, int, Block, npt.NDArray[np.int64]]] = collections.deque()
 
         def finish_the_first() -> None:
-            point, *first = under_way[0]
+            point, i, block, pages = under_way[0]
             point.wait()
             under_way.popleft()
-            copied(*first)
+            copied(i, block, pages)
 
         try:
             for i, block in enumerate(blocks_of(job)):
