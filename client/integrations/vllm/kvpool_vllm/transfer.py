@@ -56,7 +56,7 @@ class Transfer:
         self.failed_requests: set[str] = set()
         self.counts = dict.fromkeys(("loaded_blocks", "failed_blocks"), 0)
         self._is_empty = False  # The step under way.
-        # (1 for copies, which wait until all loads are done, order, job, the kernels that it waits for). No job ends the thread.
+        # (1 for copies, which wait until all loads are done, order, job, the kernels that it waits for). None for a job ends the thread.
         self._jobs: queue.PriorityQueue[tuple[int, int, Load | Copy | None, kvpool.StreamPoint | None]] = queue.PriorityQueue()
         self._numbers = itertools.count()
         self._under_way = 0  # Jobs that were not taken as done.
