@@ -29,14 +29,20 @@ namespace {
 // Descriptors that are neither connections nor slabs: logs, locks, epoll sets, libraries, the metrics port
 // and its scrapers.
 constexpr uint64_t kOtherFiles = 96;
-// Each slab has a descriptor. Where no size was given, slabs are taken to be this large, the smaller default.
+// Each slab has a descriptor, and with a keeper a copy of it. Where no size was given, slabs are taken to be this large, the
+// smaller default.
 constexpr uint64_t kUsualSlabBytes = 64 << 20;
 
+// A keeper elsewhere answers when the daemon before has ended whole, which on a GPU takes some seconds.
+constexpr std::chrono::milliseconds kMostDying{30000};
+
 // How many of `limit` descriptors connections may use.
-int ConnectionFiles(uint64_t limit, const std::vector<uint64_t>& capacity_bytes, uint64_t slab_bytes) {
+int ConnectionFiles(uint64_t limit, const std::vector<uint64_t>& capacity_bytes, uint64_t slab_bytes,
+                    bool keeper) {
   uint64_t slabs = 0;
   for (const uint64_t bytes : capacity_bytes)
     slabs += bytes / (slab_bytes == 0 ? kUsualSlabBytes : slab_bytes) + 1;
+  if (keeper) slabs *= 2;
   const uint64_t kept = std::min(slabs + kOtherFiles, limit / 2);
   return static_cast<int>(std::min<uint64_t>(limit - kept, 1 << 20));
 }
@@ -67,10 +73,25 @@ absl::Status TryWhatOutlives(const std::vector<std::unique_ptr<Device>>& devices
   return absl::OkStatus();
 }
 
-// A link that is lost from the start, where memory would not outlive this process.
-absl::StatusOr<std::unique_ptr<KeeperLink>> JoinKeeper(UniqueFd keeper,
-                                                       const std::vector<std::unique_ptr<Device>>& devices) {
-  ASSIGN_OR_RETURN(std::unique_ptr<KeeperLink> link, KeeperLink::Join(std::move(keeper), DeviceIds(devices)));
+// Null: there is to be no keeper. `started_by` is that which has started this process, if any has.
+absl::StatusOr<std::unique_ptr<KeeperLink>> LinkTo(const Settings& settings, UniqueFd started_by) {
+  KeeperLink::Options options{.another = settings.keeper_socket};
+  if (!settings.keeper_elsewhere && !started_by.valid()) return nullptr;
+  if (started_by.valid()) return KeeperLink::Join(std::move(started_by), options);
+  absl::StatusOr<UniqueFd> socket = ConnectToKeeper(settings.keeper_socket);
+  // One that comes later is given all that there is by then.
+  if (absl::IsNotFound(socket.status())) {
+    LogWarning("no keeper yet", {{"error", socket.status()}});
+    return KeeperLink::Alone(options);
+  }
+  RETURN_IF_ERROR(socket.status());
+  options.hello_patience = kMostDying;
+  return KeeperLink::Join(*std::move(socket), options);
+}
+
+// The link is lost from here on where memory would not outlive this process.
+absl::Status TrustKeeper(KeeperLink* link, const std::vector<std::unique_ptr<Device>>& devices) {
+  RETURN_IF_ERROR(link->Trust(DeviceIds(devices)));
   // What a daemon with the same devices has left, it has left because it had seen this.
   const absl::Status outlives = TryWhatOutlives(devices, /*seen_before=*/link->inherits());
   for (const auto& device : devices) {
@@ -83,7 +104,7 @@ absl::StatusOr<std::unique_ptr<KeeperLink>> JoinKeeper(UniqueFd keeper,
     LogError("keeper not used", {{"error", outlives}, {"now", "all that is cached ends with this process"}});
     link->Decline();
   }
-  return link;
+  return absl::OkStatus();
 }
 
 // The daemon makes its default directory, but not one that somebody named: a misspelt path must be
@@ -113,28 +134,34 @@ absl::StatusOr<std::shared_ptr<const AccessPolicy>> AccessPolicyOf(const std::st
 
 absl::StatusOr<std::unique_ptr<Kvpoold>> Kvpoold::Start(const Settings& settings, KeeperEnd keeper) {
   RETURN_IF_ERROR(CheckSocketPaths(settings));
-  ASSIGN_OR_RETURN(FileLock socket_lock, FileLock::Take(settings.socket + ".lock"));
-  ASSIGN_OR_RETURN(StateDir state_dir, StateDir::Open(settings.state_dir));
-  std::unique_ptr<Kvpoold> kvpoold(new Kvpoold(std::move(socket_lock), std::move(state_dir)));
-  RETURN_IF_ERROR(kvpoold->Open(settings, std::move(keeper)));
+  // What an earlier daemon has left comes as descriptors.
+  RETURN_IF_ERROR(RaiseOpenFileLimit().status());
+  ASSIGN_OR_RETURN(std::unique_ptr<KeeperLink> link, LinkTo(settings, std::move(keeper.socket)));
+  Place place(link.get());
+  RETURN_IF_ERROR(place.Lock(settings.socket + ".lock"));
+  ASSIGN_OR_RETURN(StateDir state_dir, StateDir::Open(settings.state_dir, &place));
+  std::unique_ptr<Kvpoold> kvpoold(new Kvpoold(std::move(link), std::move(place), std::move(state_dir)));
+  kvpoold->program_ = std::move(keeper.program);
+  RETURN_IF_ERROR(kvpoold->Open(settings));
   return kvpoold;
 }
 
-absl::Status Kvpoold::Open(const Settings& settings, KeeperEnd keeper) {
+absl::Status Kvpoold::Open(const Settings& settings) {
+  const uint64_t began_ms = MonotonicClock()->NowMs();
   const double start_time_seconds = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
   socket_ = settings.socket;
   attach_socket_ = settings.attach_socket();
   access_file_ = settings.access;
   tier_flush_ = settings.tier_flush;
   arguments_ = settings.arguments;
-  program_ = std::move(keeper.program);
   ASSIGN_OR_RETURN(const auto policy, AccessPolicyOf(access_file_));
   access_ = std::make_shared<AccessControl>(policy);
 
   ASSIGN_OR_RETURN(OpenedDevices opened, OpenDevices(settings.device, settings.capacity));
   RETURN_IF_ERROR(CheckSlabBytes(settings.daemon.slab_bytes, opened));
-  if (keeper.socket.valid()) {
-    ASSIGN_OR_RETURN(keeper_, JoinKeeper(std::move(keeper.socket), opened.devices));
+  if (keeper_ != nullptr) {
+    RETURN_IF_ERROR(TrustKeeper(keeper_.get(), opened.devices));
+    RETURN_IF_ERROR(place_.KeepEpoch());
     BeforeEndForLostGpu([this] { keeper_->Distrust(); });
   }
   for (size_t i = 0; i < opened.devices.size(); ++i) {
@@ -147,11 +174,13 @@ absl::Status Kvpoold::Open(const Settings& settings, KeeperEnd keeper) {
   }
   const std::string device_ids = DeviceIds(opened.devices);
   ASSIGN_OR_RETURN(const uint64_t open_files, RaiseOpenFileLimit());
-  const int fd_ceiling = ConnectionFiles(open_files, opened.capacity_bytes, settings.daemon.slab_bytes);
+  const int fd_ceiling =
+      ConnectionFiles(open_files, opened.capacity_bytes, settings.daemon.slab_bytes, keeper_ != nullptr);
 
   DaemonOptions options = settings.daemon;
   options.version = Version();
   options.epoch = state_dir_.epoch();
+  options.began_ms = began_ms;
   options.access = access_;
   options.device_capacity_bytes = std::move(opened.capacity_bytes);
   if (settings.tier.has_value()) {
@@ -165,13 +194,16 @@ absl::Status Kvpoold::Open(const Settings& settings, KeeperEnd keeper) {
   }
   // Nothing has hashed a key yet.
   SetKeyHashWords(RandomKeyHashWords());
-  ASSIGN_OR_RETURN(daemon_, Daemon::Start(options, std::move(opened.devices), MonotonicClock(),
-                                          keeper_ == nullptr || keeper_->lost() ? nullptr : keeper_.get()));
+  ASSIGN_OR_RETURN(daemon_,
+                   Daemon::Start(options, std::move(opened.devices), MonotonicClock(),
+                                 keeper_ == nullptr || keeper_->declined() ? nullptr : keeper_.get()));
 
   // A member takes a socket, and its process a pidfd.
   const auto max_attached = static_cast<uint32_t>(std::clamp(fd_ceiling / 4, 16, 4096));
+  const Listen listen = [this](const ListenOptions& listener) { return place_.Listen(listener); };
   ASSIGN_OR_RETURN(attach_server_, AttachServer::Start({.path = attach_socket_,
                                                         .group = settings.socket_group,
+                                                        .listen = listen,
                                                         .max_connections = max_attached,
                                                         .fd_ceiling = fd_ceiling},
                                                        EventsOf(daemon_.get())));
@@ -180,6 +212,7 @@ absl::Status Kvpoold::Open(const Settings& settings, KeeperEnd keeper) {
       GrpcServer::Start(
           {.socket_path = socket_,
            .group = settings.socket_group,
+           .listen = listen,
            .threads = static_cast<int>(settings.rpc_threads),
            .fd_ceiling = fd_ceiling,
            .max_connections = static_cast<uint32_t>(std::clamp(fd_ceiling / 3, 16, 4096)),
@@ -192,6 +225,7 @@ absl::Status Kvpoold::Open(const Settings& settings, KeeperEnd keeper) {
     MetricSources sources{.daemon = [this] { return daemon_->Snapshot(); },
                           .rpc = [this] { return rpc_stats_.Snapshot(); },
                           .attach = [this] { return attach_server_->Stats(); },
+                          .keeper_up = [this] { return keeper_ != nullptr && !keeper_->lost(); },
                           .build = {.version = Version(), .cuda = CudaFacts()},
                           .start_time_seconds = start_time_seconds};
     ASSIGN_OR_RETURN(metrics_server_, MetricsServer::Start(
@@ -207,6 +241,9 @@ absl::Status Kvpoold::Open(const Settings& settings, KeeperEnd keeper) {
                      .metrics_port = metrics_server_ == nullptr ? 0 : metrics_server_->port(),
                      .operator_port = grpc_server_->operator_port()};
   if (keeper_ != nullptr) keeper_->Serving();
+  place_.Keep();
+  if (keeper_ != nullptr)
+    keeper_finder_ = std::make_unique<Housekeeper>([this] { keeper_->LookForAnother(); });
   opened_.store(true, std::memory_order_release);
   state_dir_.Announce(facts);
   LogInfo("serving", {{"socket", socket_},
@@ -247,22 +284,27 @@ void Kvpoold::ReadAccessAgain() {
 
 void Kvpoold::Stop() {
   stopping_ = true;
+  keeper_finder_.reset();
+  if (keeper_ != nullptr && opened_) keeper_->Ending();
   state_dir_.Withdraw();
   metrics_server_.reset();
   // Callers that wait for a device operation are answered while there is a server to answer them.
   if (daemon_ != nullptr) daemon_->StopDeviceOperations();
   if (daemon_ != nullptr) daemon_->EndSoon();
+  // The next one has the sockets of this one, whose start has failed.
+  const bool sockets_stay = place_.inherited() && !opened_;
   if (grpc_server_ != nullptr) {
-    unlink(socket_.c_str());
+    if (!sockets_stay) unlink(socket_.c_str());
     grpc_server_->Stop(std::chrono::milliseconds(200));
     grpc_server_.reset();
   }
   if (attach_server_ != nullptr) {
-    unlink(attach_socket_.c_str());
+    if (!sockets_stay) unlink(attach_socket_.c_str());
     // Of a start that failed: engines may be back by now, and the next one goes on with their sessions.
     if (keeper_ != nullptr && !opened_) attach_server_->HangUp();
     attach_server_.reset();
   }
+  if (!sockets_stay) place_.Close();
   if (daemon_ != nullptr) daemon_->FlushTier(tier_flush_);
   daemon_.reset();
 }

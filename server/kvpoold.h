@@ -13,11 +13,12 @@
 #include "absl/status/statusor.h"
 #include "server/access/access_control.h"
 #include "server/attach/attach_server.h"
-#include "server/base/sockets.h"
+#include "server/base/housekeeper.h"
 #include "server/daemon/daemon.h"
 #include "server/keeper/keeper.h"
 #include "server/keeper/keeper_link.h"
 #include "server/metrics/metrics_server.h"
+#include "server/place.h"
 #include "server/rpc/grpc_server.h"
 #include "server/rpc/rpc_stats.h"
 #include "server/settings.h"
@@ -42,6 +43,9 @@ class Kvpoold {
   uint32_t Drain();
   // Reads the file of --access again. If something in it is wrong, that is logged, and the rules stay.
   void ReadAccessAgain();
+  // If the keeper is a process of its own, another daemon follows, to which engines come back: ends as HandOver does. False:
+  // nobody follows, and nothing has changed. REQUIRES: BeginEnd.
+  bool EndForNext();
   // Ends calls, hangs up, and removes the sockets.
   void Stop();
 
@@ -49,13 +53,13 @@ class Kvpoold {
   // Comes to the process when an operator's call has it hand over.
   static constexpr int kHandOverSignal = SIGUSR1;
   bool handing_over() const { return handing_over_; }
-  // Ends calls and threads, and leaves all else to the process that comes next. REQUIRES: handing_over().
+  // Ends calls and threads, and leaves all else to the process that comes next. REQUIRES: no upgrade can begin.
   void HandOver();
 
  private:
-  Kvpoold(FileLock socket_lock, StateDir state_dir)
-      : socket_lock_(std::move(socket_lock)), state_dir_(std::move(state_dir)) {}
-  absl::Status Open(const Settings& settings, KeeperEnd keeper);
+  Kvpoold(std::unique_ptr<KeeperLink> keeper, Place place, StateDir state_dir)
+      : keeper_(std::move(keeper)), place_(std::move(place)), state_dir_(std::move(state_dir)) {}
+  absl::Status Open(const Settings& settings);
   // The operator's call: looks whether this process may end for another one, and has the keeper and main know.
   absl::Status Upgrade(const Peer& peer, const v1::UpgradeRequest& request, v1::UpgradeResponse* response);
   absl::Status PrepareUpgrade(const Peer& peer, const v1::UpgradeRequest& request,
@@ -67,7 +71,8 @@ class Kvpoold {
   absl::Status AwaitSettled(std::chrono::milliseconds patience, bool end_sessions);
 
   // Members are in the order they are made; each may use those before it.
-  FileLock socket_lock_;
+  std::unique_ptr<KeeperLink> keeper_;  // Null: there is to be no keeper.
+  Place place_;
   StateDir state_dir_;
   std::string socket_, attach_socket_;
   std::chrono::milliseconds tier_flush_{0};
@@ -79,12 +84,12 @@ class Kvpoold {
   std::atomic<bool> stopping_{false};
   std::atomic<bool> upgrading_{false}, handing_over_{false}, ending_{false};
   std::shared_ptr<AccessControl> access_;
-  std::unique_ptr<KeeperLink> keeper_;  // Null: there is no keeper.
   std::unique_ptr<Daemon> daemon_;
   RpcStats rpc_stats_;
   std::unique_ptr<AttachServer> attach_server_;
   std::unique_ptr<GrpcServer> grpc_server_;
   std::unique_ptr<MetricsServer> metrics_server_;
+  std::unique_ptr<Housekeeper> keeper_finder_;
 };
 
 }  // namespace kvpool

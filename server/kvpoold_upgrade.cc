@@ -72,6 +72,10 @@ absl::Status Kvpoold::PrepareUpgrade(const Peer& peer, const v1::UpgradeRequest&
         "an upgrade needs --keeper=on: without a keeper all that is cached, and all sessions, end with this "
         "process");
   }
+  if (program_.empty())
+    return absl::FailedPreconditionError(
+        "this process's keeper starts none: end it and start the next one, which goes on with what is "
+        "cached");
   if (keeper_->lost())
     return absl::FailedPreconditionError("the keeper is gone, and nothing outlives this process");
   const auto ends = absl::FailedPreconditionError("this process was asked to end: start the next one then");
@@ -80,7 +84,7 @@ absl::Status Kvpoold::PrepareUpgrade(const Peer& peer, const v1::UpgradeRequest&
   const std::string& path = request.binary().empty() ? program_ : request.binary();
   ProgramNeeds needs;
   if (!request.cold()) needs.tables = daemon_->KeptTables();
-  ASSIGN_OR_RETURN(const UniqueFd program, OpenProgram(path, needs));
+  ASSIGN_OR_RETURN(const NextProgram program, OpenProgram(path, needs));
   RETURN_IF_ERROR(CheckSettingsOfToday());
   const bool end_sessions = request.end_sessions() || request.cold();
   RETURN_IF_ERROR(AwaitSettled(kStopPatience, end_sessions));
@@ -88,7 +92,14 @@ absl::Status Kvpoold::PrepareUpgrade(const Peer& peer, const v1::UpgradeRequest&
   absl::Cleanup go_on = [this] { grpc_server_->GoOn(); };
   RETURN_IF_ERROR(AwaitSettled(kRestingPatience, end_sessions));
   if (ending_) return ends;
-  RETURN_IF_ERROR(keeper_->HandOverTo(program.get(), request.cold() ? HandOver::kCold : HandOver::kWarm));
+  // What is kept for a cold one is not shown to it, and its locks would be taken.
+  if (request.cold() || !program.takes_place) place_.Withdraw();
+  const absl::Status named =
+      keeper_->HandOverTo(program.file.get(), request.cold() ? HandOver::kCold : HandOver::kWarm);
+  if (!named.ok()) {
+    place_.Keep();
+    return named;
+  }
   std::move(go_on).Cancel();
   response->set_version(Version());
   response->set_daemon_epoch(state_dir_.epoch());
@@ -114,7 +125,21 @@ absl::Status Kvpoold::Upgrade(const Peer& peer, const v1::UpgradeRequest& reques
   return absl::OkStatus();
 }
 
+bool Kvpoold::EndForNext() {
+  if (keeper_ == nullptr || !program_.empty()) return false;
+  keeper_->AwaitDropped();  // A keeper that is gone is noticed by it.
+  if (keeper_->lost()) return false;
+  // What is still under way after that ends as by a kill.
+  AwaitSettled(kStopPatience, /*end_sessions=*/true).IgnoreError();
+  grpc_server_->Rest();
+  AwaitSettled(kRestingPatience, /*end_sessions=*/true).IgnoreError();
+  keeper_->Ending();
+  HandOver();
+  return true;
+}
+
 void Kvpoold::HandOver() {
+  keeper_finder_.reset();
   state_dir_.Withdraw();
   daemon_->EndSoon();
   const auto until = std::chrono::steady_clock::now() + kLastAnswers;

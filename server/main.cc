@@ -16,6 +16,7 @@
 
 #include "absl/synchronization/mutex.h"
 #include "server/base/log.h"
+#include "server/base/sockets.h"
 #include "server/base/time_slices.h"
 #include "server/gpu_witness.h"
 #include "server/keeper/keeper.h"
@@ -25,6 +26,8 @@
 namespace {
 
 constexpr auto kDrainPoll = std::chrono::milliseconds(20);
+// A daemon that ends gives memory back in so long, or hangs. With the defaults its keeper kills it before systemd kills that.
+constexpr auto kLastFreeing = std::chrono::seconds(10);
 
 int Fail(const absl::Status& status) {
   std::fprintf(stderr, "kvpoold: %s\n", std::string(status.message()).c_str());
@@ -72,9 +75,18 @@ int main(int argc, char** argv) {
   kvpool::SetLog(settings->log);
   signal(SIGPIPE, SIG_IGN);  // A log that nobody reads any more ends neither the daemon nor its keeper.
   kvpool::KeeperEnd keeper = kvpool::TakeKeeperEnd();
-  if (settings->keeper && !keeper.socket.valid()) {
-    return kvpool::RunKeeper({argv, argv + argc},
-                             {.most_deaths = settings->keeper_deaths, .most_start = settings->most_start()});
+  if (settings->keeper_only || (settings->keeper && !keeper.socket.valid())) {
+    // As the daemon does, which says what is wrong with it: a socket's directory that somebody named is not made.
+    if (settings->default_socket || settings->state_dir != settings->socket_directory())
+      kvpool::MakeOwnDirectory("--state-dir", settings->state_dir).IgnoreError();
+    return kvpool::RunKeeper(
+        {argv, argv + argc},
+        {.most_deaths = settings->keeper_deaths,
+         .most_start = settings->most_start(),
+         .socket = settings->keeper_socket,
+         .daemon_locks = {settings->socket + ".lock", settings->state_dir + "/kvpoold.lock"},
+         .most_end = settings->shutdown_grace + settings->tier_flush + kLastFreeing,
+         .starts_daemons = !settings->keeper_only});
   }
   // Its keeper starts it by a descriptor, and it would go by that number.
   prctl(PR_SET_NAME, "kvpoold");
@@ -105,7 +117,13 @@ int main(int argc, char** argv) {
   }
   kvpool::LogInfo("shutting down", {{"signal", signal_number}});
   // While an upgrade begins all verbs are refused: no session would end by itself.
-  if ((*kvpoold)->BeginEnd()) DrainFor(kvpoold->get(), settings->shutdown_grace, ends);
+  const bool drains = (*kvpoold)->BeginEnd();
+  if ((*kvpoold)->EndForNext()) {
+    kvpool::LogInfo("ended", {{"next", "goes on with all that the keeper has"}});
+    log_writer.reset();
+    _exit(0);
+  }
+  if (drains) DrainFor(kvpoold->get(), settings->shutdown_grace, ends);
   (*kvpoold)->Stop();
   kvpool::LogInfo("ended");
   return 0;

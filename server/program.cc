@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -26,11 +27,17 @@ struct Mark {
   uint32_t state_version;
   uint32_t
       oldest_state_read;  // Programs of state version 5 and before end without it, and read their own alone.
+  char takes_place[8];    // Something else where the program does not.
 };
+constexpr std::string_view kTakesPlace = "+ place.";
 constexpr uint32_t kFirstStateWithOldest = 6;
 // It lies in the file as it is here.
-[[gnu::used]] constexpr Mark kMark = {"kvpoold takes over from", kKeeperVersion, kSpaceTableVersion,
-                                      kOldestTableRead};
+[[gnu::used]] constexpr Mark kMark = {"kvpoold takes over from",
+                                      kKeeperVersion,
+                                      kSpaceTableVersion,
+                                      kOldestTableRead,
+                                      {'+', ' ', 'p', 'l', 'a', 'c', 'e', '.'}};
+static_assert(std::string_view(kMark.takes_place, sizeof(kMark.takes_place)) == kTakesPlace);
 
 constexpr size_t kPieceBytes = 1 << 20;
 
@@ -73,7 +80,7 @@ absl::Status CheckMayNameProgram(const Peer& peer) {
       ", as which the daemon runs, may name a program, on the Unix socket; the caller is ", Describe(peer)));
 }
 
-absl::StatusOr<UniqueFd> OpenProgram(const std::string& path, const ProgramNeeds& needs) {
+absl::StatusOr<NextProgram> OpenProgram(const std::string& path, const ProgramNeeds& needs) {
   if (path.empty() || path[0] != '/' || path.find('\0') != std::string::npos)
     return absl::InvalidArgumentError(absl::StrCat("binary is \"", path, "\"; must be an absolute path"));
   // A pipe without a writer would be waited for.
@@ -111,7 +118,9 @@ absl::StatusOr<UniqueFd> OpenProgram(const std::string& path, const ProgramNeeds
                      " of the state; what is kept has version ", table.version,
                      ". A cold upgrade starts it without that, and all sessions end"));
   }
-  return file;
+  return NextProgram{
+      .file = std::move(file),
+      .takes_place = std::string_view(mark->takes_place, sizeof(mark->takes_place)) == kTakesPlace};
 }
 
 }  // namespace kvpool

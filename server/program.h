@@ -25,10 +25,16 @@ struct ProgramNeeds {
   std::vector<TableVersion> tables;
 };
 
+struct NextProgram {
+  UniqueFd file;
+  bool takes_place =
+      false;  // It takes over locks and listeners (place.h). One of before is kept out by them.
+};
+
 // Opens the file to be started by its descriptor. INVALID_ARGUMENT: the path is not absolute. NOT_FOUND: it can't be
 // opened. PERMISSION_DENIED: others than root and this process's user own it, or may write to it. FAILED_PRECONDITION: it is
 // no kvpoold that this one's keeper can start, or reads another version of the state; the error names both.
-absl::StatusOr<UniqueFd> OpenProgram(const std::string& path, const ProgramNeeds& needs);
+absl::StatusOr<NextProgram> OpenProgram(const std::string& path, const ProgramNeeds& needs);
 
 }  // namespace kvpool
 

@@ -39,7 +39,7 @@ constexpr uint64_t kLeastTierBuffer = 1 << 20;
 struct CommandLine {
   Settings settings;
   std::vector<std::string> config;
-  std::string socket_group, replacement_weights;
+  std::string socket_group, keeper_socket, replacement_weights;
   uint32_t score_threads = 0;  // 0: half of the cores.
   absl::Duration idle_space = absl::Milliseconds(settings.daemon.idle_space_ms);
   absl::Duration reattach_timeout = absl::Milliseconds(settings.daemon.reattach_ms);
@@ -105,14 +105,25 @@ void AddPlaceFlags(CommandLine* line, Flags* flags) {
   flags->AddText(
       "keeper", "off",
       "on: a small process starts the daemon, and another one when that is killed, which goes on with what "
-      "was "
-      "sealed. Host memory only; prune, and compact without keep_sources, are not offered. off: what is "
-      "cached ends with the daemon",
+      "was sealed. socket:PATH: the same, but the process is one with --keeper-only and that "
+      "--keeper-socket, "
+      "and starts none. off: what is cached ends with the daemon",
       [&settings](absl::string_view text) -> absl::Status {
-        if (text != "on" && text != "off") return Invalid(absl::StrCat("\"", text, "\" is not on or off"));
+        absl::string_view path = text;
+        settings.keeper_elsewhere = absl::ConsumePrefix(&path, "socket:");
+        if (settings.keeper_elsewhere && (path.empty() || path[0] != '/'))
+          return Invalid(absl::StrCat("\"", text, "\": write an absolute path behind socket:"));
+        if (!settings.keeper_elsewhere && text != "on" && text != "off")
+          return Invalid(absl::StrCat("\"", text, "\" is not on, off or socket:PATH"));
+        if (settings.keeper_elsewhere) settings.keeper_socket = std::string(path);
         settings.keeper = text == "on";
         return absl::OkStatus();
       });
+  flags->Add("keeper-socket", &line->keeper_socket,
+             "where a keeper waits for a daemon whose keeper was killed, or that it has not started; empty: "
+             "keeper.sock in --state-dir");
+  flags->Add("keeper-only", &settings.keeper_only,
+             "start no daemon: keep what those with --keeper=socket:PATH give");
   flags->Add(
       "keeper-deaths", &settings.keeper_deaths, {.min = 1},
       "the keeper gives up when the daemon has died so often within 10 minutes: what it keeps may be what "
@@ -187,6 +198,19 @@ void AddDaemonFlags(CommandLine* line, Flags* flags) {
   flags->Add("reattach-timeout", &line->reattach_timeout,
              {.min = absl::ZeroDuration(), .max = absl::Hours(1)},
              "with --keeper=on: so long after a start engines may come back to the sessions that they had");
+  flags->AddText(
+      "verify", "off",
+      "seal: what a block holds is summed soon after it was sealed, and compared before the first match "
+      "after a restart or a tier has it, and a sample all the time; no key finds a block that is another. "
+      "Host memory only. off: nothing is",
+      [&daemon](absl::string_view text) -> absl::Status {
+        if (text != "seal" && text != "off")
+          return Invalid(absl::StrCat("\"", text, "\" is not seal or off"));
+        daemon.verify = text == "seal";
+        return absl::OkStatus();
+      });
+  AddSize("verify-sample", &daemon.verify_sample_bytes, 0,
+          "with --verify=seal: so much of what was sealed is compared in a second; 0: nothing", flags);
   flags->Add("rpc-threads", &line->settings.rpc_threads, {.max = kMostRpcThreads},
              "threads that serve gRPC; 0: a quarter of the cores, 1 to 8");
   flags->Add("score-threads", &line->score_threads, {.max = kMostScoreThreads},
@@ -312,6 +336,21 @@ absl::Status ReadPaths(const CommandLine& line, Settings* settings) {
                                 " bytes; the limit is ", kMaxSocketPathBytes));
   }
   if (settings->state_dir.empty()) settings->state_dir = settings->socket_directory();
+  if (settings->keeper_elsewhere && (settings->keeper_only || !line.keeper_socket.empty()))
+    return BadFlag("keeper", "socket:" + settings->keeper_socket,
+                   "is for daemons; --keeper-only and --keeper-socket are for keepers");
+  if (!settings->keeper_elsewhere) {
+    settings->keeper_socket =
+        line.keeper_socket.empty() ? settings->state_dir + "/keeper.sock" : line.keeper_socket;
+  }
+  if (settings->keeper_socket == settings->socket || settings->keeper_socket == settings->attach_socket())
+    return BadFlag("keeper-socket", settings->keeper_socket, "is a socket of the daemon's");
+  const bool listens = settings->keeper_only || !line.keeper_socket.empty();
+  if ((listens || settings->keeper_elsewhere) && settings->keeper_socket.size() > kMaxSocketPathBytes) {
+    return BadFlag("keeper-socket", settings->keeper_socket,
+                   absl::StrCat("it has ", settings->keeper_socket.size(), " bytes; the limit is ",
+                                kMaxSocketPathBytes));
+  }
   const std::string& group = line.socket_group;
   if (!group.empty()) {
     const absl::StatusOr<uint32_t> id = GroupId(group);

@@ -40,6 +40,10 @@ struct Settings {
   std::string tier_key_file;  // Empty: the tier's folder has its secret.
   std::chrono::milliseconds tier_flush{20000};
   bool keeper = false;  // Started as a keeper, which starts the daemon and another when that is killed.
+  // Another process keeps, and does not start this one.
+  bool keeper_elsewhere = false;
+  bool keeper_only = false;     // Started as a keeper that starts no daemon.
+  std::string keeper_socket;    // Where keepers listen, and daemons look for them.
   uint32_t keeper_deaths = 10;  // The keeper gives up after so many.
   // These settings were read from them.
   std::vector<std::string> arguments;

@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "proto/support/status_macros.h"
 #include "server/base/log.h"
+#include "server/base/sockets.h"
 
 namespace kvpool {
 namespace {
@@ -31,15 +32,16 @@ std::string Quoted(const std::string& text) {
 
 }  // namespace
 
-absl::StatusOr<StateDir> StateDir::Open(const std::string& path) {
+absl::StatusOr<StateDir> StateDir::Open(const std::string& path, Place* place) {
   RETURN_IF_ERROR(MakeOwnDirectory("--state-dir", path));
-  absl::StatusOr<FileLock> lock = FileLock::Take(path + "/kvpoold.lock");
-  if (absl::IsAlreadyExists(lock.status())) return lock.status();
+  const absl::Status locked = place->Lock(path + "/kvpoold.lock");
+  if (absl::IsAlreadyExists(locked)) return locked;
   uint64_t last = 0;
   std::ifstream(path + "/epoch") >> last;
-  const uint64_t epoch = std::max(last + 1, static_cast<uint64_t>(absl::ToUnixMillis(absl::Now())));
+  const uint64_t epoch =
+      place->NextEpoch(std::max(last + 1, static_cast<uint64_t>(absl::ToUnixMillis(absl::Now()))));
   const absl::Status kept = WriteFileAtomically(path + "/epoch", absl::StrCat(epoch, "\n"));
-  if (!lock.ok()) LogWarning("state directory not locked", {{"path", path}, {"error", lock.status()}});
+  if (!locked.ok()) LogWarning("state directory not locked", {{"path", path}, {"error", locked}});
   if (!kept.ok()) {
     LogWarning("epoch not kept", {{"path", path},
                                   {"error", kept},
@@ -47,9 +49,9 @@ absl::StatusOr<StateDir> StateDir::Open(const std::string& path) {
                                   {"last_kept", last},
                                   {"next", "by the clock, which must not go back"}});
   }
-  StateDir state_dir(path, lock.ok() ? std::optional<FileLock>(*std::move(lock)) : std::nullopt, epoch);
+  StateDir state_dir(path, epoch);
   // A killed daemon has left its facts, of a process that is gone.
-  if (state_dir.lock_.has_value()) state_dir.Withdraw();
+  if (locked.ok()) state_dir.Withdraw();
   return state_dir;
 }
 

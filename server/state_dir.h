@@ -11,12 +11,11 @@
 #define KVPOOL_SERVER_STATE_DIR_H_
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "server/base/sockets.h"
+#include "server/place.h"
 
 namespace kvpool {
 
@@ -27,12 +26,13 @@ struct ServingFacts {
 
 class StateDir {
  public:
-  // Makes the directory if it is missing, locks it, and advances the epoch. ALREADY_EXISTS: another daemon
+  // Makes the directory if it is missing, locks it for `place`, and advances the epoch. ALREADY_EXISTS: another daemon
   // uses it. INVALID_ARGUMENT: it can't be made.
-  static absl::StatusOr<StateDir> Open(const std::string& path);
+  static absl::StatusOr<StateDir> Open(const std::string& path, Place* place);
 
-  // max(last epoch in the file + 1, Unix time in milliseconds). It grows with each start, even if the directory was
-  // lost or can't be written, as long as the clock is right and no two starts are in one millisecond.
+  // max(last epoch in the file + 1, Unix time in milliseconds), and greater than those that the place has had. It grows
+  // with each start, even if the directory was lost or can't be written, as long as there is a keeper, or the clock is right and no
+  // two starts are in one millisecond.
   uint64_t epoch() const { return epoch_; }
   // Writes kvpoold.json, once the daemon serves.
   void Announce(const ServingFacts& facts) const;
@@ -40,11 +40,9 @@ class StateDir {
   void Withdraw() const;
 
  private:
-  StateDir(std::string path, std::optional<FileLock> lock, uint64_t epoch)
-      : path_(std::move(path)), lock_(std::move(lock)), epoch_(epoch) {}
+  StateDir(std::string path, uint64_t epoch) : path_(std::move(path)), epoch_(epoch) {}
 
   std::string path_;
-  std::optional<FileLock> lock_;  // None where no lock file can be had.
   uint64_t epoch_;
 };
 

@@ -50,6 +50,15 @@ class SpacesCommand : public Command {
   }
 };
 
+class RecoveredCommand : public Command {
+ public:
+  absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
+    ASSIGN_OR_RETURN(const v1::GetRecoveryResponse recovery, daemon->GetRecovery({}));
+    output.Print(recovery, RenderRecovery(recovery));
+    return absl::OkStatus();
+  }
+};
+
 class TierCommand : public Command {
  public:
   absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
@@ -549,6 +558,8 @@ constexpr CommandEntry kCommands[] = {
     {"status", "the daemon, its memory and its counters", &Make<StatusCommand>},
     {"top", "a live view; q ends it", &MakeTop},
     {"spaces", "spaces: memory, layout, blocks by state", &Make<SpacesCommand>},
+    {"recovered", "what the last start found of the daemon before, and what it dropped",
+     &Make<RecoveredCommand>},
     {"tier", "what is below the pool, and what went down and came up", &Make<TierCommand>},
     {"sessions", "sessions, their processes and what they hold", &Make<SessionsCommand>},
     {"blocks", "blocks of a space", &Make<BlocksCommand>},

@@ -1,5 +1,6 @@
 #include "client/ctl/render.h"
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -76,6 +77,22 @@ void AddBlock(const v1::BlockInfo& block, Table* table) {
               sealed ? HumanSeconds(block.idle_seconds()) : "-", sealed ? Hex(block.key()) : "-"});
 }
 
+using Counts = google::protobuf::Map<std::string, uint64_t>;
+
+uint64_t Sum(const Counts& counts) {
+  uint64_t sum = 0;
+  for (const auto& [reason, count] : counts) sum += count;
+  return sum;
+}
+
+// "3 checksum, 1 torn"
+std::string ByReason(const Counts& counts) {
+  std::vector<std::string> parts;
+  for (const auto& [reason, count] : std::map<std::string, uint64_t>(counts.begin(), counts.end()))
+    parts.push_back(absl::StrCat(HumanCount(count), " ", Printable(reason)));
+  return absl::StrJoin(parts, ", ");
+}
+
 Table BlockTable() {
   return Table({">BLOCK", ">GEN", "STATE", ">GROUP", ">REFS", ">PARENT", ">CHILDREN", "PINNED", ">PRIO",
                 ">SESSION", ">AGE", ">IDLE", "KEY"});
@@ -145,6 +162,56 @@ std::string RenderSpaces(const v1::ListSpacesResponse& spaces) {
     }
   }
   return absl::StrCat(table.Text(), "\n", layouts);
+}
+
+std::string RenderRecovery(const v1::GetRecoveryResponse& recovery) {
+  std::string text = absl::StrCat("Start: ", recovery.start());
+  if (recovery.recovery_seconds() > 0)
+    absl::StrAppendFormat(&text, "; what was kept was read in %.3f s", recovery.recovery_seconds());
+  if (recovery.first_answer_seconds() > 0)
+    absl::StrAppendFormat(&text, "; first answer after %.3f s", recovery.first_answer_seconds());
+  text += "\n";
+  Table table({">SPACE", "TENANT", ">CACHED", ">HELD", ">QUARANT.", ">DROPPED", ">CUT LINKS", ">BACK",
+               ">WAITING", ">LOST", ">SECONDS"});
+  std::string details;
+  for (const v1::RecoveredSpace& space : recovery.spaces()) {
+    table.Add({absl::StrCat(space.space()), space.tenant(), HumanCount(space.cached_blocks()),
+               HumanCount(space.held_blocks()), HumanCount(space.quarantined_blocks()),
+               HumanCount(Sum(space.dropped_blocks())), HumanCount(space.cut_links()),
+               HumanCount(space.sessions_back()), HumanCount(space.sessions_waiting()),
+               HumanCount(Sum(space.lost_sessions())), absl::StrFormat("%.3f", space.seconds())});
+    if (!space.dropped_blocks().empty()) {
+      absl::StrAppend(&details, "Space ", space.space(),
+                      ": blocks dropped: ", ByReason(space.dropped_blocks()), "\n");
+    }
+    if (space.unverified_blocks() > 0) {
+      absl::StrAppend(&details, "Space ", space.space(), ": ", HumanCount(space.unverified_blocks(), "block"),
+                      " without a sum of the content\n");
+    }
+    if (space.forgets_sums()) {
+      absl::StrAppend(&details, "Space ", space.space(),
+                      ": an older daemon made it: at the next start its blocks are believed without a sum\n");
+    }
+    if (!space.lost_sessions().empty()) {
+      absl::StrAppend(&details, "Space ", space.space(), ": sessions lost: ", ByReason(space.lost_sessions()),
+                      "\n");
+    }
+    for (const v1::LostSession& session : space.lost()) {
+      absl::StrAppend(&details, "  session ", session.session(), " (", Printable(session.client_name()),
+                      "): ", Printable(session.reason()), ": ", Printable(session.detail()), "\n");
+    }
+  }
+  for (const v1::LostSpace& space : recovery.lost_spaces()) {
+    absl::StrAppend(&details, "Space ",
+                    space.space() == 0 ? "of an unreadable table"
+                                       : absl::StrCat(space.space(), " (", Printable(space.tenant()), ")"),
+                    " lost, with ", HumanCount(space.sealed_blocks(), "sealed block"), " and ",
+                    HumanCount(space.sessions(), "session"), ": ", Printable(space.reason()), ": ",
+                    Printable(space.detail()), "\n");
+  }
+  if (!table.empty()) absl::StrAppend(&text, "\n", table.Text());
+  if (!details.empty()) absl::StrAppend(&text, "\n", details);
+  return text;
 }
 
 std::string RenderTiers(const v1::ListTiersResponse& tiers) {

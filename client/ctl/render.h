@@ -16,6 +16,7 @@ v1::BlockState StateFromName(absl::string_view name);
 
 std::string RenderStatus(const v1::GetStatsResponse& stats);
 std::string RenderSpaces(const v1::ListSpacesResponse& spaces);
+std::string RenderRecovery(const v1::GetRecoveryResponse& recovery);
 std::string RenderTiers(const v1::ListTiersResponse& tiers);
 std::string RenderPolicies(const v1::GetPoliciesResponse& policies);
 std::string RenderSetPolicy(const v1::SetPolicyResponse& answer, const v1::SetPolicyRequest& request);

@@ -204,15 +204,20 @@ class Engine {
     Count(Verb::kSealLocal, watch.ElapsedNs());
     ASSIGN_OR_RETURN(SealOutcome outcome, pending.Wait(In(kStuck)));
     Count(Verb::kSealAnswer, watch.ElapsedNs());
-    if (!outcome.refused.empty()) {
-      return absl::InternalError(absl::StrCat("seal of block ", Index(own[outcome.refused[0].index()].id),
-                                              " refused: ", outcome.refused[0].message()));
+    for (const v1::Refusal& refusal : outcome.refused) {
+      // The key's block can't be had yet.
+      if (refusal.code() == static_cast<int>(absl::StatusCode::kUnavailable)) continue;
+      return absl::InternalError(
+          absl::StrCat("seal of block ", Index(own[refusal.index()].id), " refused: ", refusal.message()));
     }
     // They are in sequence order, own and shared ones together, so that the release touches the tail first.
     std::vector<BlockRef> sequence;
     std::vector<BlockRef> unused;
     for (size_t i = 0; i < own.size(); ++i) {
-      sequence.push_back(outcome.canonical[i]);
+      // What was refused is private, and in its place as well.
+      const bool is_private = outcome.canonical[i] == kNullRef;
+      sequence.push_back(is_private ? own[i] : outcome.canonical[i]);
+      if (is_private) continue;
       if (outcome.canonical[i] == own[i]) {
         if (sealed_before[i]) slot_->sealed_again.fetch_add(1, std::memory_order_relaxed);
         continue;

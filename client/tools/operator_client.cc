@@ -252,6 +252,9 @@ absl::StatusOr<v1::SetShareResponse> OperatorClient::SetShare(const v1::SetShare
 absl::StatusOr<v1::SetPolicyResponse> OperatorClient::SetPolicy(const v1::SetPolicyRequest& request) {
   return rep_->Call(&v1::Operator::Stub::SetPolicy, request);
 }
+absl::StatusOr<v1::GetRecoveryResponse> OperatorClient::GetRecovery(const v1::GetRecoveryRequest& request) {
+  return rep_->Call(&v1::Operator::Stub::GetRecovery, request);
+}
 absl::StatusOr<v1::ListTiersResponse> OperatorClient::ListTiers(const v1::ListTiersRequest& request) {
   return rep_->Call(&v1::Operator::Stub::ListTiers, request);
 }

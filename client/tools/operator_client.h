@@ -44,6 +44,7 @@ class OperatorClient {
   absl::StatusOr<v1::SetPolicyResponse> SetPolicy(const v1::SetPolicyRequest& request);
   absl::StatusOr<v1::EraseResponse> Erase(const v1::EraseRequest& request);
   absl::StatusOr<v1::SetShareResponse> SetShare(const v1::SetShareRequest& request);
+  absl::StatusOr<v1::GetRecoveryResponse> GetRecovery(const v1::GetRecoveryRequest& request);
   absl::StatusOr<v1::ListTiersResponse> ListTiers(const v1::ListTiersRequest& request);
   absl::StatusOr<v1::UpgradeResponse> Upgrade(const v1::UpgradeRequest& request);
   // What the daemon that comes after the one with this epoch says first. UNAVAILABLE: none came until then.

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "server/base/sockets.h"
 #include "server/daemon/daemon.h"
 
 namespace kvpool {
@@ -28,6 +29,7 @@ struct AttachEvents {
 struct AttachServerOptions {
   std::string path;
   std::optional<uint32_t> group;
+  Listen listen = ListenUnix;
   uint64_t hello_timeout_ms = 5000;
   uint64_t close_timeout_ms = 5000;
   uint32_t max_unbound = 256;         // Silent and greeted connections together.

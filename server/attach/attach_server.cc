@@ -7,7 +7,6 @@
 #include "proto/support/status_macros.h"
 #include "server/attach/attach_loop.h"
 #include "server/attach/attach_mailbox.h"
-#include "server/base/sockets.h"
 
 namespace kvpool {
 
@@ -28,7 +27,7 @@ AttachEvents EventsOf(Daemon* daemon) {
 absl::StatusOr<std::unique_ptr<AttachServer>> AttachServer::Start(const AttachServerOptions& options,
                                                                   AttachEvents events) {
   ASSIGN_OR_RETURN(UniqueFd listener,
-                   ListenUnix({.path = options.path, .type = SOCK_SEQPACKET, .group = options.group}));
+                   options.listen({.path = options.path, .type = SOCK_SEQPACKET, .group = options.group}));
   ASSIGN_OR_RETURN(std::shared_ptr<AttachMailbox> mailbox, AttachMailbox::Make());
   ASSIGN_OR_RETURN(std::unique_ptr<AttachLoop> loop,
                    AttachLoop::Open(options, std::move(events), std::move(listener), std::move(mailbox)));

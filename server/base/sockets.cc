@@ -85,15 +85,21 @@ absl::StatusOr<FileLock> FileLock::Take(const std::string& path) {
     if (fstat(fd.get(), &locked) != 0) return SystemError(absl::StrCat("looking at ", path), errno);
     if (stat(path.c_str(), &there) != 0 || there.st_ino != locked.st_ino || there.st_dev != locked.st_dev)
       continue;
-    // The pid is for people. The lock holds without it, as on a full disk.
-    if (ftruncate(fd.get(), 0) == 0) (void)WriteAll(fd.get(), absl::StrCat(getpid()), path);
     return FileLock(std::move(fd), path);
   }
 }
 
+FileLock FileLock::Adopt(UniqueFd fd, const std::string& path) { return {std::move(fd), path}; }
+
+FileLock::FileLock(UniqueFd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {
+  // The pid is for people. The lock holds without it, as on a full disk.
+  const bool empty = lseek(fd_.get(), 0, SEEK_SET) == 0 && ftruncate(fd_.get(), 0) == 0;
+  if (empty) (void)WriteAll(fd_.get(), absl::StrCat(getpid()), path_);
+}
+
 FileLock::~FileLock() {
   // The file is removed while it is locked, so that it can't be another owner's.
-  if (fd_.valid()) unlink(path_.c_str());
+  if (fd_.valid() && !path_.empty()) unlink(path_.c_str());
 }
 
 absl::Status WriteFileAtomically(const std::string& path, const std::string& content) {
@@ -162,13 +168,19 @@ absl::StatusOr<UniqueFd> ListenUnix(const ListenOptions& options) {
   if (options.group.has_value() && chown(path.c_str(), static_cast<uid_t>(-1), *options.group) != 0) {
     return SystemError(absl::StrCat("giving ", path, " to group ", *options.group), errno);
   }
-  if (chmod(path.c_str(), 0660) != 0) return SystemError(absl::StrCat("chmod 0660 ", path), errno);
+  if (chmod(path.c_str(), options.own ? 0600 : 0660) != 0)
+    return SystemError(absl::StrCat("chmod ", path), errno);
   // A peer sends no descriptor: one that nobody takes is closed by the thread that reads, and closing may take as long as its owner likes
   // (SO_LINGER). Connections have this from their listener. Linux before 6.16 does not know it.
   const int no = 0;
-  (void)setsockopt(listener.get(), SOL_SOCKET, SO_PASSRIGHTS, &no, sizeof(no));
-  if (listen(listener.get(), 1024) != 0) return SystemError(absl::StrCat("listening on ", path), errno);
+  if (!options.own) (void)setsockopt(listener.get(), SOL_SOCKET, SO_PASSRIGHTS, &no, sizeof(no));
+  RETURN_IF_ERROR(ListenAgain(listener.get(), path));
   return listener;
+}
+
+absl::Status ListenAgain(int listener, const std::string& path) {
+  if (listen(listener, 1024) != 0) return SystemError(absl::StrCat("listening on ", path), errno);
+  return absl::OkStatus();
 }
 
 }  // namespace kvpool

@@ -1,7 +1,7 @@
 // An array of fixed address and final size whose memory arrives when it is first touched.
 //
 // One anonymous mapping: zero until written, never moved, never copied, and no memory committed
-// before its first use. A pool that may grow to 16 Mi blocks therefore costs what it holds today, and
+// before its first use, or Populate. A pool that may grow to 16 Mi blocks therefore costs what it holds today, and
 // growing it costs nothing. A small array is the heap's: a mapping would cost it more than its pages, and there
 // sanitizers see what lies beyond its end.
 //
@@ -82,12 +82,22 @@ class VirtualArray {
   size_t bytes() const { return size_ * sizeof(T); }
   // How many small pages it has.
   size_t pages() const { return (bytes() + kPageBytes - 1) / kPageBytes; }
-  // The first `elements` are touched next, at no verb's expense: their memory comes now, all at once and in huge pages. Also
-  // advice.
+  // The first `elements` are touched next, at no verb's expense: their memory comes now, in huge pages. Also advice. One
+  // thread at a time; others may use the array meanwhile.
   void Populate(size_t elements) {
-    if (mapped_ == nullptr || elements == 0) return;
-    (void)madvise(data_, elements * sizeof(T), MADV_HUGEPAGE);
-    (void)madvise(data_, elements * sizeof(T), MADV_POPULATE_WRITE);
+    const size_t bytes = elements * sizeof(T);
+    if (mapped_ == nullptr || bytes <= populated_) return;
+    char* const at = reinterpret_cast<char*>(data_);
+    // Where the kernel does not know how, its pages stay small: see kHugeFromBytes.
+    if (madvise(at, std::min(kPageBytes, bytes), MADV_POPULATE_WRITE) != 0) return;
+    (void)madvise(at, bytes, MADV_HUGEPAGE);
+    // In steps: whoever maps or unmaps memory waits for the end of one.
+    while (populated_ < bytes) {
+      const size_t begin = populated_ / kPageBytes * kPageBytes;
+      const size_t end = std::min((begin / kHugePageBytes + 1) * kHugePageBytes, bytes);
+      if (madvise(at + begin, end - begin, MADV_POPULATE_WRITE) != 0) return;
+      populated_ = end;
+    }
   }
   void Prefetch(size_t i) const { __builtin_prefetch(&data_[i], 1); }
 
@@ -106,6 +116,7 @@ class VirtualArray {
   const bool owned_ = true;
   size_t mapped_bytes_ = 0;
   void* mapped_ = nullptr;  // Null: the array is the heap's, or the caller's.
+  size_t populated_ = 0;    // The first bytes that Populate has seen to.
   T* data_;
 };
 

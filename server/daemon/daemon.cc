@@ -53,6 +53,15 @@ absl::Status CheckTier(const DaemonOptions& options, const std::vector<std::uniq
   return absl::OkStatus();
 }
 
+absl::Status CheckVerify(const DaemonOptions& options, const std::vector<std::unique_ptr<Device>>& devices) {
+  for (const auto& device : devices) {
+    if (!options.verify || device->uuid_bytes().empty()) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--verify=seal: device ", device->id(), " is a GPU; only what lies in host memory is summed so far"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckOptions(const DaemonOptions& options, const std::vector<std::unique_ptr<Device>>& devices) {
   if (devices.empty()) return absl::InvalidArgumentError("no devices; at least one is needed");
   if (options.access == nullptr)
@@ -84,6 +93,7 @@ absl::Status CheckOptions(const DaemonOptions& options, const std::vector<std::u
   RETURN_IF_ERROR(CheckRange("score_threads", options.score_threads, 1, kMostScoreThreads));
   RETURN_IF_ERROR(CheckRange("score_queue", options.score_queue, 1, kMostScoreQueue));
   RETURN_IF_ERROR(CheckTier(options, devices));
+  RETURN_IF_ERROR(CheckVerify(options, devices));
   return MakeReplacementPolicy(options.policy, {.max_blocks = 1, .weights = options.policy_weights}).status();
 }
 
@@ -93,13 +103,9 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
                                                       std::vector<std::unique_ptr<Device>> devices,
                                                       const Clock* clock, KeeperLink* keeper) {
   RETURN_IF_ERROR(CheckOptions(options, devices));
-  if (keeper != nullptr && options.tier != nullptr) {
-    return absl::UnimplementedError(
-        "--tier with --keeper=on: blocks on their way up from a tier can't be told from an engine's after a "
-        "restart so far");
-  }
   std::unique_ptr<Daemon> daemon(new Daemon(options, std::move(devices), clock, keeper));
   RETURN_IF_ERROR(daemon->StartEventLog());
+  daemon->start_report_.cold = ColdStart::kNoKeeper;
   if (keeper != nullptr) RETURN_IF_ERROR(daemon->Recover());
   daemon->start_ms_ = clock->NowMs();
   if (options.tier != nullptr) {
@@ -116,6 +122,13 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
   }
   if (options.housekeeping_thread) {
     daemon->housekeeper_ = std::make_unique<Housekeeper>([of = daemon.get()] { of->HousekeepOnce(); });
+  }
+  // It takes turns at spaces, and whoever has a turn may wake the housekeeper.
+  if (options.housekeeping_thread && options.verify) {
+    daemon->verifier_ = std::make_unique<Housekeeper>([of = daemon.get(), last = clock->NowMs()]() mutable {
+      const uint64_t now = of->clock_->NowMs();
+      of->VerifyOnce(now - std::exchange(last, now));
+    });
   }
   return daemon;
 }
@@ -217,8 +230,8 @@ absl::StatusOr<Daemon::Welcome> Daemon::OnAttached(std::shared_ptr<AttachPeer> p
   }
   welcome.frame.mutable_welcome()->set_daemon_epoch(options_.epoch);
   welcome.frame.mutable_welcome()->set_step_frames(kStepFramesVersion);
-  welcome.frame.mutable_welcome()->set_reattach_ms(
-      keeper_ == nullptr || keeper_->lost() ? 0 : options_.reattach_ms);
+  // A keeper that is gone may be followed by another while the session lasts.
+  welcome.frame.mutable_welcome()->set_reattach_ms(keeper_ == nullptr ? 0 : options_.reattach_ms);
   return welcome;
 }
 
@@ -271,6 +284,9 @@ absl::StatusOr<std::shared_ptr<Member>> Daemon::FindMember(std::string_view toke
   return member;
 }
 
+// A larger answer is written a second time, once the mutex is free: the copy's memory may come page by page, at some 3 us each.
+constexpr size_t kMostCopiedAnswer = 64 << 10;
+
 bool Daemon::Apply(const std::shared_ptr<Member>& member, const v1::StepRequest& request,
                    v1::StepResponse* response, std::string* wire, const StreamListener* stream) {
   Space& space = *member->session->space;
@@ -279,11 +295,18 @@ bool Daemon::Apply(const std::shared_ptr<Member>& member, const v1::StepRequest&
   {
     SpaceTurn turn(space);
     const std::string_view remembered = space.batches.Apply(turn, member.get(), request, response, stream);
-    if (wire != nullptr) wire->assign(remembered);
+    if (wire != nullptr && remembered.size() <= kMostCopiedAnswer) wire->assign(remembered);
     more = std::exchange(turn.deferred.reclaim, false) || space.state.pool.policy_waits();
   }
   if (wire != nullptr && wire->empty()) WriteStep(*response, wire);
+  NoteAnswer();
   return more;
+}
+
+void Daemon::NoteAnswer() {
+  if (first_answer_ms_.load(std::memory_order_relaxed) != kNotAnswered) return;
+  uint64_t none = kNotAnswered;
+  first_answer_ms_.compare_exchange_strong(none, clock_->NowMs() - options_.began_ms);
 }
 
 void Daemon::FollowUp(const std::shared_ptr<Member>& member) {
@@ -310,6 +333,7 @@ void Daemon::ApplyUnary(const v1::Call& call, v1::Operation operation,
   Space& space = *(*member)->session->space;
   SpaceTurn turn(space);
   space.batches.ApplyUnary(turn, member->get(), call, std::move(operation), std::move(done));
+  NoteAnswer();
 }
 
 void Daemon::BindStream(const std::shared_ptr<Member>& member, std::shared_ptr<StreamListener> listener) {

@@ -4,6 +4,7 @@
 //   attach socket   OnAttached, OnSlabAck, OnSlabLeft, OnHangup, OnProcessDead   the attach server's
 //   gRPC            OpenSession, AddMember, Apply, operator verbs                any
 //   housekeeper     growth, background reclaim, expiry                           one of its own
+//   verifier        sums of what was sealed                                      one of its own
 //   DeviceRunner    OnOperationDone                                              the runner's, one a device
 //
 // The class is implemented in these files:
@@ -20,6 +21,7 @@
 //   daemon_policy.cc     GetPolicies, SetPolicy
 //   daemon_operator.cc   all other operator verbs
 //   daemon_snapshot.cc   Snapshot, for metrics
+//   daemon_verify.cc     sums of what was sealed
 //
 // Locks: the registry's mutex (sessions, spaces, tokens), then one mutex a space (its pool, its sessions'
 // fences, parked verbs and remembered answers). Neither is held across a device call, a send, or a listener.
@@ -56,6 +58,7 @@
 #include "server/base/clock.h"
 #include "server/daemon/options.h"
 #include "server/daemon/snapshot.h"
+#include "server/daemon/start_report.h"
 #include "server/keeper/keeper_link.h"
 #include "server/space/attach_peer.h"
 #include "server/space/space_owner.h"
@@ -79,6 +82,7 @@ class TierMover;
 struct TierKey;
 struct KeptOfMember;
 class MemberLog;
+struct LostSession;
 struct MemberIdentity;
 struct OldMember;
 struct Resumable;
@@ -171,6 +175,7 @@ class Daemon final : private SpaceOwner {
   absl::Status SetPolicy(const v1::SetPolicyRequest& request, v1::SetPolicyResponse* response);
   absl::Status SetShare(const v1::SetShareRequest& request, v1::SetShareResponse* response);
   absl::Status Erase(const v1::EraseRequest& request, v1::EraseResponse* response);
+  absl::Status GetRecovery(const v1::GetRecoveryRequest& request, v1::GetRecoveryResponse* response);
   absl::Status ListTiers(const v1::ListTiersRequest& request, v1::ListTiersResponse* response);
 
   DaemonSnapshot Snapshot();
@@ -180,6 +185,8 @@ class Daemon final : private SpaceOwner {
   // One round of growth, background reclaim, expiry and closing of idle spaces. Ends the process if a
   // GPU is lost.
   void HousekeepOnce();
+  // Sums what was sealed, and compares as much of a sample as comes to so long a time. REQUIRES: no housekeeping_thread.
+  void VerifyOnce(uint64_t elapsed_ms);
   // Runs the next part of an operation that waits for this device; false: none does. REQUIRES: no device_threads.
   bool RunDevicePart(size_t device);
   // One round of what moves blocks between pools and the tier. False: there is nothing to do now. REQUIRES: no
@@ -208,14 +215,14 @@ class Daemon final : private SpaceOwner {
   absl::Status Recover();
   // The sessions of an earlier daemon, as far as can be told before their pool is recovered.
   static absl::StatusOr<std::vector<Resumable>> SessionsOf(const std::shared_ptr<Space>& space,
-                                                           Remains* remains);
+                                                           Remains* remains, std::vector<LostSession>* lost);
   // A member has come back: it gets the slabs again, and its session goes on when it has acknowledged them.
   absl::StatusOr<Welcome> ComeBack(std::shared_ptr<AttachPeer> peer, const PeerCredentials& credentials,
                                    const AccessRule& rule, const v1::AttachHello& hello);
   // Those that have died, or stay away for too long.
   void CollectAbsent(uint64_t now);
-  // Raises `last_session` to the ids of the sessions that it finds.
-  absl::Status RecoverSpace(std::unique_ptr<SpaceTable> table, Remains remains, uint64_t* last_session);
+  // Raises `last_session` to the ids of the sessions that it finds. A table that is of no use stays the caller's.
+  absl::Status RecoverSpace(std::unique_ptr<SpaceTable>* table, Remains remains, uint64_t* last_session);
   // Adds their bytes on one rank to `bytes`.
   absl::StatusOr<std::vector<SlabRow>> AdoptSlabs(const SpaceFacts& facts, Remains* remains, uint64_t* bytes);
   absl::StatusOr<std::shared_ptr<Space>> MakeSpace(SpaceFacts facts, std::unique_ptr<SpaceTable> table);
@@ -281,7 +288,7 @@ class Daemon final : private SpaceOwner {
   // Carries out, slice by slice, what ended sessions left to do and what is over by now.
   void TidyUp(Space* space);
   // Evicts at most `count` of the victims, the last first, or, if that is null, of what the policy chooses; answers how many.
-  uint64_t EvictFrom(Space* space, const std::vector<BlockRef>* victims, uint64_t count);
+  uint64_t EvictFrom(Space* space, EvictReason reason, const std::vector<BlockRef>* victims, uint64_t count);
   std::string NewSpacesPolicy() ABSL_LOCKS_EXCLUDED(new_spaces_mu_);
   // The policy has the weights that the operator gave, if they are its own.
   absl::StatusOr<std::unique_ptr<ReplacementPolicy>> MakePolicy(const std::string& name,
@@ -300,6 +307,11 @@ class Daemon final : private SpaceOwner {
   const Clock* const clock_;
   KeeperLink* const keeper_;  // Null: what there is ends with this process.
   uint64_t start_ms_ = 0;     // When it had recovered what there was. Written before the housekeeper starts.
+  StartReport start_report_;  // Written before that, too; without the time of the first answer.
+  static constexpr uint64_t kNotAnswered = UINT64_MAX;
+  std::atomic<uint64_t> first_answer_ms_{kNotAnswered};
+  // A verb is answered: how long after the start, if it is the first one.
+  void NoteAnswer();
   std::unique_ptr<DeviceBudget> budget_;
   std::unique_ptr<EventLog> event_log_;  // Spaces add to it. Null: nothing is recorded.
   std::unique_ptr<Registry> registry_;
@@ -323,7 +335,10 @@ class Daemon final : private SpaceOwner {
   std::string new_spaces_policy_ ABSL_GUARDED_BY(new_spaces_mu_);
   std::unique_ptr<TierMover> tier_mover_;  // Null: there is no tier.
   std::atomic<bool> stopping_{false};
-  std::thread stand_ins_;                     // Runs ReplaceStandIns after a recovery.
+  std::thread stand_ins_;  // Runs ReplaceStandIns after a recovery.
+  // Only the verifier's rounds use these: what of a sample's bytes is left over, and which space is first.
+  uint64_t sample_bytes_ = 0, sample_rounds_ = 0;
+  std::unique_ptr<Housekeeper> verifier_;     // It runs VerifyOnce.
   std::unique_ptr<Housekeeper> housekeeper_;  // It is the last member: its thread uses all the others.
 };
 

@@ -140,7 +140,7 @@ void Daemon::EraseFrom(Space* space, v1::EraseResponse* response, std::vector<Ti
     end = begin;
   }
   // Engines that go on seal and release meanwhile: what they add has an end here, and is found afterwards.
-  const uint64_t evicted = EvictFrom(space, nullptr, blocks);
+  const uint64_t evicted = EvictFrom(space, EvictReason::kOperator, nullptr, blocks);
   const uint64_t bytes = evicted * space->facts.layout.block_bytes() * space->facts.devices.size();
   response->set_blocks(response->blocks() + evicted);
   response->set_bytes(response->bytes() + bytes);

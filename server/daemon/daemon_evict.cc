@@ -149,7 +149,8 @@ absl::Status Daemon::Evict(const v1::EvictRequest& request, v1::EvictResponse* r
       victims = *std::move(named);
       key_found = true;
     }
-    const uint64_t evicted = EvictFrom(space.get(), chosen ? &victims : nullptr, left);
+    const uint64_t evicted =
+        EvictFrom(space.get(), EvictReason::kOperator, chosen ? &victims : nullptr, left);
     left -= evicted;
     response->set_evicted(response->evicted() + evicted);
     if (left == 0) break;
@@ -167,7 +168,8 @@ absl::Status Daemon::Evict(const v1::EvictRequest& request, v1::EvictResponse* r
                                           request.group(), " is resident in no space asked"));
 }
 
-uint64_t Daemon::EvictFrom(Space* space, const std::vector<BlockRef>* victims, uint64_t count) {
+uint64_t Daemon::EvictFrom(Space* space, EvictReason reason, const std::vector<BlockRef>* victims,
+                           uint64_t count) {
   Settlement settlement(*space);
   std::vector<Eviction> evictions;
   uint64_t evicted = 0;
@@ -179,14 +181,14 @@ uint64_t Daemon::EvictFrom(Space* space, const std::vector<BlockRef>* victims, u
     SpaceState& state = space->state;
     evictions.clear();
     if (victims == nullptr) {
-      const uint32_t left = state.pool.Reclaim(turn.now, slice, EvictReason::kOperator, &evictions);
+      const uint32_t left = state.pool.Reclaim(turn.now, slice, reason, &evictions);
       if (left == 0) break;
       evicted += left;
     } else {
       // The leaves are last. What stays for a child that is held would stay in another pass, too.
       const size_t begin = end - std::min<size_t>(end, slice);
       const auto judged = absl::MakeConstSpan(*victims).subspan(begin, end - begin);
-      evicted += state.pool.Reclaim(turn.now, judged, EvictReason::kOperator, &evictions);
+      evicted += state.pool.Reclaim(turn.now, judged, reason, &evictions);
       end = begin;
     }
     state.Observe(evictions);

@@ -22,13 +22,13 @@ namespace {
 constexpr size_t kMostNamed = 3;
 
 // Why the session could not come back to a daemon that begins now; empty: it could. REQUIRES: its space's mutex.
-std::string WhyLost(const Session& session) {
+std::string WhyNotBack(const Session& session) {
   const bool joined = std::count(session.by_rank.begin(), session.by_rank.end(), nullptr) == 0;
   if (!joined || session.holder == kNobody || session.sink == kNullRef)
     return "not all of its members have joined and mapped its memory";
   for (const std::unique_ptr<Member>& member : session.members) {
     if (member->log == nullptr) return "the keeper does not know it";
-    if (std::string why = member->log->WhyOver(); !why.empty()) return why;
+    if (WhyLost why = member->log->WhyOver(); why.lost()) return why.text;
     if (member->identity.credentials.pid == 0)
       return absl::StrCat("member ", member->index, " is in a pid namespace that is not seen here");
   }
@@ -43,7 +43,7 @@ std::string Daemon::WhoCanNotComeBack() {
   for (const std::shared_ptr<Session>& session : registry_->Sessions()) {
     SpaceLock lock(*session->space);
     if (session->ended) continue;
-    const std::string why = WhyLost(*session);
+    const std::string why = WhyNotBack(*session);
     if (why.empty() || ++lost > kMostNamed) continue;
     named.push_back(
         absl::StrCat("session ", session->terms.id, " (", session->terms.client_name, "): ", why));
@@ -63,6 +63,7 @@ std::vector<TableVersion> Daemon::KeptTables() const {
 void Daemon::EndThreads() {
   stopping_.store(true, std::memory_order_relaxed);
   if (stand_ins_.joinable()) stand_ins_.join();
+  verifier_.reset();
   // It takes turns at spaces, and whoever has a turn may wake the housekeeper or start a device operation.
   if (tier_mover_ != nullptr) tier_mover_->Stop();
   StopDeviceOperations();

@@ -189,9 +189,9 @@ absl::StatusOr<std::shared_ptr<Space>> Daemon::MakeSpace(SpaceFacts facts,
                                                                  .clock = clock_,
                                                                  .table = std::move(table),
                                                                  .keeper = keeper_,
-                                                                 .measure_work = options_.measure_work});
+                                                                 .measure_work = options_.measure_work,
+                                                                 .verify = options_.verify});
                    }));
-  // The end of a hold commits a turn: in a space that is yet to be recovered, that of the daemon before.
   if (options_.tier == nullptr || !space->facts.tier_space.has_value()) return space;
   const SpaceFacts& of_space = space->facts;
   const uint64_t value_bytes = of_space.layout.block_bytes() * of_space.devices.size();
@@ -229,7 +229,7 @@ absl::StatusOr<std::unique_ptr<MemberLog>> Daemon::KeepMember(const Session& ses
   member.name_bytes = static_cast<uint32_t>(terms.client_name.copy(member.name, sizeof(member.name)));
   identity.token.copy(member.token, sizeof(member.token));
   ASSIGN_OR_RETURN(std::unique_ptr<MemberLog> log, MemberLog::Make());
-  log->Follow(&session.space->state.pool);
+  log->Follow(&session.space->state.pool.undo_log());
   KeptLog facts{.space = member.space, .token = {}};
   identity.token.copy(facts.token, sizeof(facts.token));
   ASSIGN_OR_RETURN(kept->log, keeper_->Keep(KeptKind::kLog, FactBytes(facts), log->fd()));

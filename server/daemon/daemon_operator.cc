@@ -171,6 +171,55 @@ absl::Status Daemon::GetStats(const v1::GetStatsRequest& request, v1::GetStatsRe
   return absl::OkStatus();
 }
 
+absl::Status Daemon::GetRecovery(const v1::GetRecoveryRequest& request, v1::GetRecoveryResponse* response) {
+  const DaemonSnapshot snapshot = Snapshot();
+  const StartReport& start = snapshot.start;
+  response->set_start(kColdStartNames[static_cast<size_t>(start.cold)]);
+  response->set_recovery_seconds(start.recovery_seconds);
+  response->set_first_answer_seconds(start.first_answer_seconds.value_or(0));
+  for (const SpaceSnapshot& space : snapshot.spaces) {
+    const Recovered& found = space.recovered;
+    if (!found.any) continue;
+    v1::RecoveredSpace* const info = response->add_spaces();
+    info->set_space(space.space);
+    info->set_tenant(space.tenant);
+    info->set_cached_blocks(found.blocks.cached);
+    info->set_held_blocks(found.blocks.held);
+    info->set_quarantined_blocks(found.blocks.quarantined);
+    for (size_t i = 0; i < kBlockLosses; ++i) {
+      if (found.blocks.lost[i] > 0)
+        (*info->mutable_dropped_blocks())[kBlockLossNames[i]] = found.blocks.lost[i];
+    }
+    info->set_cut_links(found.blocks.cut_links);
+    info->set_sessions_back(found.back);
+    info->set_sessions_waiting(found.waiting);
+    for (size_t i = 0; i < kSessionLosses; ++i) {
+      if (found.lost_sessions[i] > 0)
+        (*info->mutable_lost_sessions())[kSessionLossNames[i]] = found.lost_sessions[i];
+    }
+    for (const LostSession& session : found.named) {
+      v1::LostSession* const lost = info->add_lost();
+      lost->set_session(session.id);
+      lost->set_client_name(session.client_name);
+      lost->set_reason(kSessionLossNames[static_cast<size_t>(session.why.loss)]);
+      lost->set_detail(session.why.text);
+    }
+    info->set_seconds(found.seconds);
+    info->set_unverified_blocks(found.blocks.unsummed);
+    info->set_forgets_sums(found.blocks.forgets_sums);
+  }
+  for (const LostSpace& space : start.lost) {
+    v1::LostSpace* const lost = response->add_lost_spaces();
+    lost->set_space(space.space);
+    lost->set_tenant(space.tenant);
+    lost->set_reason(kSpaceLossNames[static_cast<size_t>(space.loss)]);
+    lost->set_detail(space.text);
+    lost->set_sealed_blocks(space.sealed_blocks);
+    lost->set_sessions(space.sessions);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Daemon::ListTiers(const v1::ListTiersRequest& request, v1::ListTiersResponse* response) {
   const DaemonSnapshot snapshot = Snapshot();
   if (!snapshot.tier.has_value()) return absl::OkStatus();

@@ -1,5 +1,6 @@
 // GetPolicies and SetPolicy: which replacement policy a space has, and the change to another while
 // verbs go on.
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <string>
@@ -33,6 +34,8 @@ void Fill(const SpaceState& state, v1::SpacePolicy* info) {
 // So many blocks are copied in one hold of a space's mutex, and so many events caught up with in the last
 // one: each takes under half a millisecond.
 constexpr uint32_t kCopySlice = 4096, kEventSlice = 512;
+// A daemon that is to end waits until the memory of so many blocks is there: some milliseconds.
+constexpr uint32_t kReadySlice = 1u << 18;
 // So many events of verbs are kept at the first attempt, which are 64 MiB, and twice as many at each further one.
 constexpr uint32_t kKeptEvents = 1u << 21;
 constexpr int kAttempts = 3;
@@ -72,8 +75,10 @@ absl::Status Daemon::ChangePolicy(Space* space, const std::string& name) {
   const uint64_t began = clock_->NowMs();
   std::string previous;
   bool stand_in = false;
+  uint32_t blocks = 0;
   {
     SpaceLock lock(*space);
+    blocks = space->state.pool.capacity();
     previous = std::string(space->state.pool.policy().name());
     stand_in = space->state.pool.has_stand_in();
   }
@@ -90,6 +95,8 @@ absl::Status Daemon::ChangePolicy(Space* space, const std::string& name) {
                            BlockPool::HandOver::Options{.max_blocks = max_blocks, .most_events = events},
                            std::move(policy));
                      }));
+    for (uint32_t ready = 0; ready < blocks && !stopping_; ready += std::min(kReadySlice, blocks - ready))
+      hand_over->Expect(ready + std::min(kReadySlice, blocks - ready));
     old = Switch(space, hand_over.get(), *clock_, stopping_);
     if (old == nullptr && stopping_)
       return absl::UnavailableError(

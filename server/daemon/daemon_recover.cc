@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -36,7 +38,29 @@ struct Daemon::Remains {
   std::map<std::string, KeptThing> logs;  // The key is the member's token.
 };
 
+namespace {
+
+SpaceLoss LossOf(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kDataLoss:
+      return SpaceLoss::kDamaged;
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kNotFound:
+      return SpaceLoss::kSettings;
+    case absl::StatusCode::kResourceExhausted:
+      return SpaceLoss::kMemory;
+    case absl::StatusCode::kAlreadyExists:
+      return SpaceLoss::kSuperseded;
+    default:
+      return SpaceLoss::kOther;
+  }
+}
+
+}  // namespace
+
 absl::Status Daemon::Recover() {
+  const auto begin = std::chrono::steady_clock::now();
   std::map<uint64_t, std::unique_ptr<SpaceTable>> tables;
   std::map<uint64_t, Remains> spaces;
   uint64_t last_session = 0, last_space = 0;
@@ -53,6 +77,8 @@ absl::Status Daemon::Recover() {
       if (absl::IsUnavailable(table.status())) return table.status();
       if (!table.ok()) {
         LogError("space lost", {{"error", table.status()}});
+        start_report_.lost.push_back(
+            {.loss = SpaceLoss::kDamaged, .text = std::string(table.status().message())});
         continue;
       }
       const uint64_t space = (*table)->space();
@@ -84,17 +110,30 @@ absl::Status Daemon::Recover() {
   // Of two with one key the older one was being closed: nobody was in it any more.
   for (auto it = tables.rbegin(); it != tables.rend(); ++it) {
     auto& [id, table] = *it;
-    const absl::Status recovered = RecoverSpace(std::move(table), std::move(spaces[id]), &last_session);
+    std::set<uint64_t> sessions;
+    for (const auto& member : spaces[id].members) sessions.insert(member->session);
+    LostSpace lost{
+        .space = id, .tenant = table->tenant_scope(), .sessions = static_cast<uint32_t>(sessions.size())};
+    const absl::Status recovered = RecoverSpace(&table, std::move(spaces[id]), &last_session);
     if (absl::IsUnavailable(recovered)) return recovered;
-    if (!recovered.ok()) LogError("space lost", {{"space", id}, {"error", recovered}});
+    if (recovered.ok()) continue;
+    lost.loss = LossOf(recovered);
+    lost.text = std::string(recovered.message());
+    if (table != nullptr) lost.sealed_blocks = table->sealed_blocks();
+    LogError("space lost", {{"space", id}, {"sealed", lost.sealed_blocks}, {"error", recovered}});
+    start_report_.lost.push_back(std::move(lost));
   }
+  start_report_.cold = keeper_->cold();
+  start_report_.recovery_seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   // Ids of sessions and spaces are never used again: a page of holds may have an old one.
   registry_->StartBehind(last_session, last_space);
   return absl::OkStatus();
 }
 
-absl::Status Daemon::RecoverSpace(std::unique_ptr<SpaceTable> table, Remains remains,
+absl::Status Daemon::RecoverSpace(std::unique_ptr<SpaceTable>* kept_table, Remains remains,
                                   uint64_t* last_session) {
+  const SpaceTable* const table = kept_table->get();
   v1::OpenSession opening = table->opening();
   // Daemons before this one wrote down what an engine had named. Where that is nothing, sealed memory is the host's.
   if (opening.device_uuids().empty() && !remains.slabs.empty() &&
@@ -112,21 +151,30 @@ absl::Status Daemon::RecoverSpace(std::unique_ptr<SpaceTable> table, Remains rem
     return absl::FailedPreconditionError(absl::StrCat(
         "it had ", sizes(table->geometry()), "; with the settings of today it has ", sizes(facts.geometry)));
   }
+  if (facts.tier_space.has_value() && facts.hash_seed != table->hash_seed()) {
+    // Nobody else would find what it has below, nor it what others have.
+    LogWarning("space without a tier: its keys are of before the tier",
+               {{"space", facts.id}, {"tenant", facts.tenant}, {"until", "the space is closed"}});
+    facts.tier_space.reset();
+  }
   facts.hash_seed = table->hash_seed();
   Space::Inheritance inheritance{.table = std::move(remains.table.kept), .members = remains.members};
   uint64_t bytes = 0;
   ASSIGN_OR_RETURN(inheritance.rows, AdoptSlabs(facts, &remains, &bytes));
   // Rows of a slab that not all ranks had were never sent to anybody, and go.
-  if (inheritance.rows.empty()) return absl::OkStatus();
+  if (inheritance.rows.empty()) {
+    return table->sealed_blocks() == 0 ? absl::OkStatus()
+                                       : absl::DataLossError("its first slab was not kept");
+  }
   const DeviceBudget::Want want{.tenant = facts.tenant, .bytes = bytes, .unit = bytes};
   RETURN_IF_ERROR(budget_->Take(facts.rank_devices, want).status());
   absl::Cleanup give_back = [this, devices = facts.rank_devices, of = facts.tenant, bytes] {
     budget_->Give(devices, of, bytes);
   };
   const std::string key = SpaceKey(facts.tenant, facts.fingerprint);
-  absl::StatusOr<std::shared_ptr<Space>> space = MakeSpace(std::move(facts), std::move(table));
+  absl::StatusOr<std::shared_ptr<Space>> space = MakeSpace(std::move(facts), std::move(*kept_table));
   if (!space.ok()) return space.status();
-  ASSIGN_OR_RETURN(inheritance.sessions, SessionsOf(*space, &remains));
+  ASSIGN_OR_RETURN(inheritance.sessions, SessionsOf(*space, &remains, &inheritance.lost));
   std::vector<std::shared_ptr<Session>> resumed;
   const auto begin = std::chrono::steady_clock::now();
   const RecoveredPool found = (*space)->Recover(std::move(inheritance), &resumed);
@@ -163,30 +211,38 @@ absl::Status Daemon::RecoverSpace(std::unique_ptr<SpaceTable> table, Remains rem
                               {"quarantined", found.quarantined},
                               {"old_sessions", found.sessions.size()},
                               {"resumed", resumed.size()},
-                              {"dropped", found.dropped},
+                              {"dropped", found.damaged()},
                               {"cut_links", found.cut_links},
+                              {"lost_aliases", found.lost_aliases},
                               {"recovery_ms", took.count()}});
+  if (found.forgets_sums) {
+    LogWarning("sums of content end with this daemon",
+               {{"space", (*space)->facts.id}, {"why", "a daemon that knew none made the space"}});
+  }
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<Resumable>> Daemon::SessionsOf(const std::shared_ptr<Space>& space,
-                                                          Remains* remains) {
+                                                          Remains* remains, std::vector<LostSession>* lost) {
   std::map<uint64_t, Resumable> sessions;
+  std::map<uint64_t, LostSession> without;
   for (const std::shared_ptr<OldMember>& old : remains->members) {
     const KeptMember& facts = old->facts;
     const std::string name(facts.name, std::min<size_t>(facts.name_bytes, sizeof(facts.name)));
     const std::string token(facts.token, sizeof(facts.token));
     const auto kept = remains->logs.find(token);
     Resumable& session = sessions[facts.session];
+    const auto lose = [&](SessionLoss why, std::string text) {
+      without[facts.session] = {.id = facts.session, .client_name = name, .why = {why, std::move(text)}};
+    };
     if (kept == remains->logs.end() || facts.ranks == 0 || facts.ranks > kMaxMembers) {
-      session.incomplete = true;
+      lose(SessionLoss::kIncomplete, "the log of a member was not kept");
       continue;
     }
     absl::StatusOr<std::unique_ptr<MemberLog>> log = MemberLog::Map(std::move(kept->second.fd));
     if (absl::IsUnavailable(log.status())) return log.status();
     if (!log.ok()) {
-      LogError("session not resumed", {{"session", facts.session}, {"error", log.status()}});
-      session.incomplete = true;
+      lose(SessionLoss::kDamaged, std::string(log.status().message()));
       continue;
     }
     if (session.session == nullptr) {
@@ -212,8 +268,9 @@ absl::StatusOr<std::vector<Resumable>> Daemon::SessionsOf(const std::shared_ptr<
   std::vector<Resumable> resumable;
   for (auto& [id, session] : sessions) {
     // Nobody would wait for the process of a member that is left out.
-    if (session.session != nullptr && !session.incomplete) resumable.push_back(std::move(session));
+    if (!without.contains(id)) resumable.push_back(std::move(session));
   }
+  for (auto& [id, session] : without) lost->push_back(std::move(session));
   return resumable;
 }
 

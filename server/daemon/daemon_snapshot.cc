@@ -53,6 +53,9 @@ DaemonSnapshot Daemon::Snapshot() {
                                  .path = options_.tier->path(),
                                  .usage = options_.tier->usage()};
   }
+  snapshot.start = start_report_;
+  if (const uint64_t ms = first_answer_ms_.load(std::memory_order_relaxed); ms != kNotAnswered)
+    snapshot.start.first_answer_seconds = static_cast<double>(ms) / 1000;
   snapshot.draining = registry_->draining();
   {
     MutexLock lock(&waits_mu_);

@@ -25,6 +25,7 @@ struct DaemonOptions {
   std::string version;
   uint64_t epoch = 1;                           // Grows with each start of the daemon.
   std::vector<uint64_t> device_capacity_bytes;  // Parallel to the devices.
+  uint64_t began_ms = 0;                        // When its process began, by the daemon's clock.
 
   // ---- Memory
   // A slab holds as many whole blocks and granules as fit into this, and at least one block. 0: 64 MiB on
@@ -56,6 +57,10 @@ struct DaemonOptions {
   std::string tier_secret;     // Keys are derived from it. At least kLeastTierSecretBytes.
   TierWrite tier_write = TierWrite::kEvict;
   uint64_t tier_buffer_bytes = 128 << 20;  // Copies on their way down; and again as much on their way up.
+
+  // ---- Integrity
+  bool verify = false;                      // Blocks get a sum of their content when they are sealed.
+  uint64_t verify_sample_bytes = 16 << 20;  // So much is compared with it in a second.
 
   // ---- The event log
   std::string event_log;                 // File that records what engines ask for; empty: none.

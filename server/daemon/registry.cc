@@ -368,9 +368,9 @@ std::shared_ptr<Space> Registry::FinishOpening(const Space& space) {
   if (it == spaces_.end() || --it->second.opening > 0) return nullptr;
   const std::shared_ptr<Space> finished = it->second.space;
   SpaceLock space_lock(*finished);
-  const SpaceCounters& counters = finished->state.counters;
+  const RecoveredPool& before = finished->state.sessions.recovered().blocks;
   if (!finished->state.sessions.idle() ||
-      finished->state.pool.counters().sealed + counters.recovered_blocks > 0) {
+      finished->state.pool.counters().sealed + before.cached + before.held > 0) {
     return nullptr;
   }
   finished->state.growth.Close();

@@ -10,6 +10,7 @@
 
 #include "kvpool/v1/operator.pb.h"
 #include "server/base/counters.h"
+#include "server/daemon/start_report.h"
 #include "server/scoring/operations_snapshot.h"
 #include "server/space/space_snapshot.h"
 
@@ -48,6 +49,7 @@ struct DaemonSnapshot {
   // Each is keyed by verb; sums over all spaces, as `totals`.
   std::map<std::string, uint64_t> step_operations, step_errors, refused_blocks;
   std::optional<TierSnapshot> tier;
+  StartReport start;
   uint64_t reconnects = 0;
   uint64_t events_logged = 0, events_lost = 0;  // Both are 0 without an event log.
   uint32_t sessions_open = 0;

@@ -182,6 +182,7 @@ PoolOptions PoolOptionsOf(const DaemonOptions& options, const SpaceFacts& facts)
   PoolOptions pool;
   pool.max_blocks = facts.geometry.max_blocks;
   pool.pin_budget = options.pin_budget;
+  pool.keeps_sums = options.verify;
   for (const v1::LayerGroup& group : facts.layout.groups()) {
     // It needs 64 bits: a window near 2^32 tokens must not round to none.
     const uint64_t blocks =

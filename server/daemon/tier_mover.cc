@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "server/base/log.h"
+#include "server/tiers/crc32c.h"
 
 namespace kvpool {
 namespace {
@@ -311,6 +312,7 @@ bool TierMover::BringUp(Job* job, bool* moved) {
       state.pool.Release(holder, turn.now, {&block.ref, 1}, {&verdict, 1});
     }
     if (outcome.canonical != kNullRef) job->held.push_back(outcome.canonical);
+    if (outcome.verdict == Verdict::kDone) state.checks.Sealed(outcome.canonical);
     state.below.counters.promoted += outcome.verdict == Verdict::kDone;
   }
   *moved = *moved || !placed.empty();
@@ -432,14 +434,16 @@ size_t TierMover::CopyDown(const std::shared_ptr<Space>& space,
   std::vector<Placed> placed;
   {
     SpaceLock lock(*space);
+    const BlockPool& pool = space->state.pool;
     if (space->state.growth.closed() || !space->state.below.on()) return blocks.size();
     for (const BlockPool::Departing& block : blocks) {
-      placed.push_back({.ref = block.ref, .key = block.key});
-      if (space->state.pool.IsResident(block.ref)) Place(*space, &placed.back());
+      placed.push_back({.ref = block.ref, .key = block.key, .sum = pool.SumOf(block.ref)});
+      if (pool.IsResident(block.ref) && !pool.IsCondemned(block.ref)) Place(*space, &placed.back());
     }
   }
   const uint64_t rank_bytes = space->facts.layout.block_bytes();
   std::vector<std::shared_ptr<TierBuffer>> copies;
+  ContentChecks::Part compared;
   for (const Placed& block : placed) {
     if (block.at.empty()) {
       copies.push_back(nullptr);
@@ -452,12 +456,18 @@ size_t TierMover::CopyDown(const std::shared_ptr<Space>& space,
       std::memcpy(to, from, rank_bytes);
       to += rank_bytes;
     }
+    if (block.sum.has_value()) {
+      const uint32_t found = Crc32c(copy->data(), ValueBytes(*space));
+      compared.push_back({.ref = block.ref, .sum = block.sum, .found = found, .slabs = {}, .at = {}});
+      if (found != *block.sum) copy = nullptr;
+    }
     copies.push_back(std::move(copy));
   }
   std::vector<TierStore> stores;
   std::vector<uint32_t> of;  // The block of each.
   {
     SpaceLock lock(*space);
+    space->state.checks.Settle(CheckedWhen::kSample, compared);
     for (size_t i = 0; i < copies.size(); ++i) {
       if (copies[i] == nullptr) continue;
       if (space->state.pool.IsResident(placed[i].ref)) {

@@ -2,7 +2,7 @@
 //
 //   down   What is next to leave is copied while it is still cached. A sealed block's bytes do not change until its generation
 //          moves, so: read ref and key under the mutex, copy without it, and look at the generation again under it. A copy whose
-//          block has moved is thrown away. The block itself is not touched: it leaves as it would have left. Of a space that
+//          block has moved, or that is not what was sealed (ContentChecks), is thrown away. The block itself is not touched: it leaves as it would have left. Of a space that
 //          no session uses all is copied, as the space may be closed for the sake of another.
 //   up     Values are loaded into buffers, each checked by the tier. Those that are there are given blocks in the order of
 //          their chain: leased, filled without the mutex, sealed. What comes too late goes to nobody.
@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -94,6 +95,7 @@ class TierMover {
   struct Placed {
     BlockRef ref;
     BlockKey key;
+    std::optional<uint32_t> sum;  // BlockPool::SumOf.
     std::vector<std::shared_ptr<Slab>> slabs;
     std::vector<char*> at;
   };

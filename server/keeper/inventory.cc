@@ -23,12 +23,21 @@ absl::Status Inventory::Serve(int socket) {
     case KeeperVerb::kServing:
       serving_ = true;
       return absl::OkStatus();
+    case KeeperVerb::kEnding:
+      ending_ = true;
+      return absl::OkStatus();
     case KeeperVerb::kHandOver: {
       KeeperFrame answer;
-      answer.verb = fd.valid() ? KeeperVerb::kKept : KeeperVerb::kRefused;
-      if (!fd.valid()) answer.set_text(received.ok() ? "no program came" : std::string(received.message()));
+      const bool taken = fd.valid() && (keeper_ & kStartsNoProgram) == 0;
+      answer.verb = taken ? KeeperVerb::kKept : KeeperVerb::kRefused;
+      if (!fd.valid()) {
+        answer.set_text(received.ok() ? "no program came" : std::string(received.message()));
+      } else if (!taken) {
+        answer.set_text("it starts no program");
+      }
       // A daemon that does not wait for the answer any more goes on alone.
       RETURN_IF_ERROR(SendKeeperFrame(socket, answer));
+      if (!taken) return absl::OkStatus();
       hand_over_ = static_cast<HandOver>(frame.kind);
       next_program_ = std::move(fd);
       return absl::OkStatus();
@@ -44,7 +53,7 @@ absl::Status Inventory::Serve(int socket) {
 }
 
 void Inventory::OnDaemon() {
-  greeted_ = serving_ = false;
+  greeted_ = serving_ = ending_ = false;
   next_program_.Reset();
 }
 
@@ -76,6 +85,7 @@ absl::Status Inventory::Show(int socket) {
   }
   KeeperFrame end = last_upgrade_;
   end.verb = KeeperVerb::kAllHeld;
+  end.keeper = keeper_;
   return SendKeeperFrame(socket, end);
 }
 

@@ -17,7 +17,8 @@ namespace kvpool {
 
 class Inventory {
  public:
-  explicit Inventory(size_t most) : most_(most) {}
+  // `keeper` has the bits that daemons are told (keeper_frames.h).
+  explicit Inventory(size_t most, uint32_t keeper = kKnowsEnding) : most_(most), keeper_(keeper) {}
 
   // Reads one frame of a daemon's and answers it. UNAVAILABLE: the daemon hung up. INVALID_ARGUMENT,
   // FAILED_PRECONDITION: what it says is not understood, and it must not be served.
@@ -28,6 +29,8 @@ class Inventory {
   bool greeted() const { return greeted_; }
   // The daemon has said that it serves.
   bool serving() const { return serving_; }
+  // It ends, and none is to follow it.
+  bool ending() const { return ending_; }
   // What is here is of no use to anybody: the next daemon starts cold.
   void Clear() { things_.clear(); }
 
@@ -54,8 +57,9 @@ class Inventory {
   absl::Status Keep(int socket, KeeperFrame frame, UniqueFd fd, const absl::Status& received);
 
   const size_t most_;
+  const uint32_t keeper_;
   Things things_, before_trial_;
-  bool greeted_ = false, serving_ = false;
+  bool greeted_ = false, serving_ = false, ending_ = false;
   UniqueFd next_program_;
   HandOver hand_over_ = HandOver::kWarm;
   KeeperFrame last_upgrade_;

@@ -1,4 +1,4 @@
-// What a keeper and its daemon say to each other: frames of one size, one packet each, over a socket pair.
+// What a keeper and its daemon say to each other: frames of one size, one packet each, over a socket pair or a connection.
 //
 //   daemon                                       keeper
 //   kHello, with its version                ->
@@ -10,7 +10,9 @@
 //   kServing                                ->
 //   kHandOver, with the program to come     ->
 //                                           <-   kKept: it comes next, once this daemon ends with kHandsOver
+//   kEnding, where the keeper knows it      ->
 //
+// One who is not to be served, as another daemon is, has kRefused for an answer to kHello.
 // The daemon is answered in the order in which it asks, and has one question at a time. What it has sent is read even if
 // it is killed right after.
 #ifndef KVPOOL_SERVER_KEEPER_KEEPER_FRAMES_H_
@@ -39,8 +41,13 @@ enum class KeeperVerb : uint16_t {
   kRefused,
   kDrop,
   kServing,
-  kHandOver
+  kHandOver,
+  kEnding  // This end is meant: there is no daemon to follow. One that the keeper has not started can't say it by its status.
 };
+
+// Bits of kAllHeld's `keeper`, 0 of a keeper of before they were there.
+inline constexpr uint32_t kKnowsEnding = 1;
+inline constexpr uint32_t kStartsNoProgram = 2;
 
 // Of kAllHeld, its kind.
 enum class UpgradeOutcome : uint16_t { kNone, kDone, kFailed };
@@ -54,7 +61,7 @@ struct KeeperFrame {
   uint64_t id = 0;    // The thing's; the daemon gives them out.
   uint16_t kind = 0;  // What a thing is, and with `facts` which one, means nothing to the keeper.
   uint16_t facts_bytes = 0;
-  uint32_t unused = 0;
+  uint32_t keeper = 0;
   char facts[kMaxKeptFacts] = {};
 
   static constexpr uint32_t kMagic = 0x6b76706b;

@@ -21,7 +21,7 @@ using prometheus::MetricType;
 // Label values, indexed by BlockState, EvictReason and v1::Shortfall.
 constexpr const char* kStates[kBlockStates] = {"free",   "leased",      "sealed",
                                                "cached", "quarantined", "withheld"};
-constexpr const char* kReasons[kEvictReasons] = {"background", "direct", "operator"};
+constexpr const char* kReasons[kEvictReasons] = {"background", "direct", "operator", "damaged"};
 constexpr const char* kShortfalls[] = {"none", "pressure", "growing", "credit", "cap", "reclaiming"};
 
 // The families of one scrape, in the order they are added.
@@ -135,8 +135,7 @@ static_assert(sizeof(PoolCounters) ==
 static_assert(sizeof(SpaceCounters) ==
                   sizeof(SpaceCounters::operations) + sizeof(SpaceCounters::errors) +
                       sizeof(SpaceCounters::refused_blocks) + sizeof(SpaceCounters::shortfalls) +
-                      sizeof(SpaceCounters::batches) + sizeof(SpaceCounters::growth_failures) +
-                      sizeof(SpaceCounters::recovered_blocks) + sizeof(SpaceCounters::dropped_blocks),
+                      sizeof(SpaceCounters::batches) + sizeof(SpaceCounters::growth_failures),
               "a counter of SpaceCounters has no family in AddMemory or AddVerbs");
 
 constexpr CounterFamily<FeatureStats> kFeatureFamilies[] = {
@@ -209,12 +208,91 @@ void AddMemory(const DaemonSnapshot& daemon, Families* out) {
   out->Gauge("kvpool_share_weight",
              "The space's weight where several want memory, by its rule or an operator; 0: it has none.");
   EachSpace(daemon, out, &Space::weight);
+}
+
+// What the start of the daemon found of the one before it.
+void AddRecovery(const DaemonSnapshot& daemon, Families* out) {
+  const StartReport& start = daemon.start;
+  out->Gauge("kvpool_start_info", "1; how the daemon started: warm, or why it found nothing.");
+  out->Add({{"start", kColdStartNames[static_cast<size_t>(start.cold)]}}, 1);
+  out->Gauge("kvpool_recovery_seconds", "Time in which this daemon read what was kept, all spaces together.");
+  out->Add({}, start.recovery_seconds);
+  out->Gauge("kvpool_first_answer_seconds",
+             "From the start of the daemon to its first answer to a verb; 0: none yet.");
+  out->Add({}, start.first_answer_seconds.value_or(0));
+  out->Gauge("kvpool_recovery_lost_spaces", "Spaces that were kept and are not there, by reason.");
+  for (size_t reason = 0; reason < kSpaceLossNames.size(); ++reason) {
+    out->Add(
+        {{"reason", kSpaceLossNames[reason]}},
+        static_cast<double>(std::count_if(start.lost.begin(), start.lost.end(), [&](const LostSpace& lost) {
+          return static_cast<size_t>(lost.loss) == reason;
+        })));
+  }
   out->Gauge("kvpool_recovered_blocks",
-             "Sealed blocks that this daemon found with its keeper when it started.");
-  EachSpace(daemon, out, [](const Space& space) { return space.counters.recovered_blocks; });
-  out->Gauge("kvpool_recovery_dropped_blocks",
-             "Sealed blocks that were lost when this daemon started, as their records are damaged.");
-  EachSpace(daemon, out, [](const Space& space) { return space.counters.dropped_blocks; });
+             "Sealed blocks that this daemon found when it started, cached or held.");
+  for (const SpaceSnapshot& space : daemon.spaces) {
+    out->Add({{"space", Id(space)}, {"state", "cached"}}, space.recovered.blocks.cached);
+    out->Add({{"space", Id(space)}, {"state", "held"}}, space.recovered.blocks.held);
+  }
+  out->Gauge("kvpool_recovery_dropped_blocks", "Blocks that were lost when this daemon started, by reason.");
+  for (const SpaceSnapshot& space : daemon.spaces) {
+    for (size_t reason = 0; reason < kBlockLosses; ++reason) {
+      out->Add({{"space", Id(space)}, {"reason", kBlockLossNames[reason]}},
+               space.recovered.blocks.lost[reason]);
+    }
+  }
+  out->Gauge(
+      "kvpool_recovered_sessions",
+      "Sessions of the daemon before: those that are back, and those whose members have not all come back.");
+  for (const SpaceSnapshot& space : daemon.spaces) {
+    out->Add({{"space", Id(space)}, {"state", "back"}}, space.recovered.back);
+    out->Add({{"space", Id(space)}, {"state", "waiting"}}, space.recovered.waiting);
+  }
+  out->Gauge("kvpool_recovery_lost_sessions",
+             "Sessions of the daemon before that do not go on under this one, by reason.");
+  for (const SpaceSnapshot& space : daemon.spaces) {
+    for (size_t reason = 0; reason < kSessionLosses; ++reason) {
+      // Those that had ended before are none.
+      if (reason <= static_cast<size_t>(SessionLoss::kEnded)) continue;
+      out->Add({{"space", Id(space)}, {"reason", kSessionLossNames[reason]}},
+               space.recovered.lost_sessions[reason]);
+    }
+  }
+}
+
+static_assert(sizeof(CheckCounters) == sizeof(CheckCounters::checked) + sizeof(CheckCounters::failed) +
+                                           sizeof(CheckCounters::unsummed),
+              "a counter of CheckCounters has no family in AddChecks");
+
+// What --verify=seal has found.
+void AddChecks(const DaemonSnapshot& daemon, Families* out) {
+  out->Counter("kvpool_verify_blocks_total",
+               "Blocks whose content was summed when they were sealed (seal), or compared with that sum.");
+  for (const SpaceSnapshot& space : daemon.spaces) {
+    for (size_t when = 0; when < kCheckedWhenNames.size(); ++when) {
+      out->Add({{"space", Id(space)}, {"when", kCheckedWhenNames[when]}},
+               static_cast<double>(space.checks.checked[when]));
+    }
+  }
+  out->Counter(
+      "kvpool_verify_failed_blocks_total",
+      "Blocks that held something else than what was sealed: no key finds them any more, and what is "
+      "behind them stays.");
+  for (const SpaceSnapshot& space : daemon.spaces) {
+    for (size_t when = 1; when < kCheckedWhenNames.size(); ++when) {
+      out->Add({{"space", Id(space)}, {"when", kCheckedWhenNames[when]}},
+               static_cast<double>(space.checks.failed[when]));
+    }
+  }
+  out->Counter("kvpool_verify_unverified_blocks_total",
+               "Blocks that are answered without a sum: too many waited for theirs, or the daemon ended "
+               "before it was taken.");
+  EachSpace(daemon, out, [](const SpaceSnapshot& space) {
+    return space.checks.unsummed + space.recovered.blocks.unsummed;
+  });
+  out->Gauge("kvpool_verify_doubted_blocks",
+             "Blocks that are not answered yet: what they hold is to be compared after a restart.");
+  EachSpace(daemon, out, &SpaceSnapshot::doubted);
 }
 
 // Sessions come and go without end. So many, those with the most blocks, have a series of their own.
@@ -576,6 +654,8 @@ std::vector<MetricFamily> CollectMetrics(const MetricSources& sources) {
   // twice by rate().
   const DaemonSnapshot daemon = sources.daemon();
   AddMemory(daemon, &out);
+  AddRecovery(daemon, &out);
+  AddChecks(daemon, &out);
   AddSessions(daemon, &out);
   AddVerbs(daemon, &out);
   AddReclaim(daemon, &out);
@@ -583,6 +663,9 @@ std::vector<MetricFamily> CollectMetrics(const MetricSources& sources) {
   AddTier(daemon, &out);
   AddDeviceOperations(daemon, &out);
   AddTransport(sources.rpc(), sources.attach(), &out);
+  out.Gauge("kvpool_keeper_up",
+            "1 while a keeper has all that another daemon would go on with; 0 otherwise.");
+  out.Add({}, sources.keeper_up() ? 1 : 0);
   AddProcess(ReadProcessFacts(), &out);
   const LogDropped dropped = LogLinesDropped();
   out.Counter("kvpool_log_dropped_total", "Lines of the log that were dropped, as nobody read it.");

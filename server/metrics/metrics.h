@@ -24,6 +24,7 @@ struct MetricSources {
   std::function<DaemonSnapshot()> daemon;
   std::function<RpcStats::Totals()> rpc;
   std::function<AttachStats()> attach;
+  std::function<bool()> keeper_up;
   BuildFacts build;
   double start_time_seconds = 0;  // Unix time.
 };

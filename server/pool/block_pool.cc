@@ -148,8 +148,14 @@ bool BlockPool::Tidy(uint32_t blocks) {
   return untidy();
 }
 
+void BlockPool::Expect(uint32_t blocks) {
+  rep_->index.Expect(blocks);
+  // As long as the pool grows, little is evicted.
+  if (blocks >= rep_->options.max_blocks) rep_->ghosts.Expect(blocks);
+}
+
 void BlockPool::Commit() { rep_->undo.Commit(); }
-uint64_t BlockPool::turn() const { return rep_->undo.turn(); }
+const UndoLog& BlockPool::undo_log() const { return rep_->undo; }
 
 bool BlockPool::untidy() const { return !rep_->ending.empty() || !rep_->owed.empty(); }
 
@@ -210,6 +216,8 @@ LeaseOutcome BlockPool::Lease(Holder session, TimeMs now, uint32_t count, uint32
   }
   out->reserve(out->size() + n);
   std::array<uint32_t, kPrefetchBlocks> next;
+  // Whoever held a block when the turn began knows it by its generation. One that nobody held may skip a generation.
+  const bool may_have_been_held = r.drops_turn == r.undo.turn();
   for (uint32_t i = 0; i < n; ++i) {
     if (i % next.size() == 0) {
       for (size_t j = 0; j < std::min<size_t>(next.size(), n - i); ++j) {
@@ -220,7 +228,7 @@ LeaseOutcome BlockPool::Lease(Holder session, TimeMs now, uint32_t count, uint32
     }
     const uint32_t b = next[i % next.size()];
     BlockRecord& record = r.records[b];
-    r.undo.Save(&record.generation);
+    if (may_have_been_held) r.undo.Save(&record.generation);
     record.generation = (record.generation == 0 ? r.options.first_generation : record.generation) + 1;
     if (record.last_generation()) r.last_generation_blocks.push_back(b);
     record.parent = 0;

@@ -47,8 +47,8 @@
 // thousand blocks besides, in front of these (PoolRep::kMostSteps). What lies farther is refused (kTooFar),
 // not linked, not matched, and may be had by naming blocks nearer to the root first.
 //
-// BlockPool is a deterministic state machine: no clock, thread, I/O or GPU inside; time and victims come in
-// as arguments; same calls, same answers. Not thread-safe: the space's mutex is around it. A verb of a
+// BlockPool is a deterministic state machine: no clock, thread, I/O or GPU inside; time and victims come in as arguments; same
+// calls, same answers, but for the random key of a condemned block. Not thread-safe: the space's mutex is around it. A verb of a
 // session that has ended, or never was, does nothing: kNotHeld, kCap.
 //
 // Bookkeeping per block, at a capacity that is a power of two: record 64 bytes, index 4, LRU 16, ghosts 4
@@ -70,6 +70,7 @@
 #include "absl/types/span.h"
 #include "proto/support/block_ref.h"
 #include "server/pool/pool_types.h"
+#include "server/pool/undo_log.h"
 
 namespace kvpool {
 
@@ -88,7 +89,7 @@ class BlockPool {
   BlockPool& operator=(const BlockPool&) = delete;
 
   // Takes over what an earlier pool of the same options left in the table (PoolTable): its first `blocks` blocks. What
-  // sessions held stays held. What was done since the last Commit is undone. Aliases and ghosts are lost.
+  // sessions held stays held. What was done since the last Commit is undone. Ghosts are lost.
   // So is the policy: until another has taken over the least recently used block leaves (has_stand_in).
   // REQUIRES: there is a table, and nothing else was called before.
   RecoveredPool Recover(TimeMs now, uint32_t blocks);
@@ -98,9 +99,12 @@ class BlockPool {
   bool Resume(Holder session, const SessionLimits& limits);
   // What was done since the last call is done for good: it may be answered. For a pool in a table, whose turn this ends.
   void Commit();
-  // Turns are counted from 1, by this process and those before it; 0 without a table.
-  uint64_t turn() const;
+  // Its turns are counted from 1, by this process and those before it; 0 without a table.
+  const UndoLog& undo_log() const;
 
+  // It is about to have so many blocks: the memory of what is looked up by hash comes now, where the first verbs would touch
+  // one of its pages for each key. Needs no lock.
+  void Expect(uint32_t blocks);
   // Adds free blocks behind the last one. RESOURCE_EXHAUSTED beyond max_blocks. FAILED_PRECONDITION between Vacate and Shrink.
   absl::Status Grow(uint32_t blocks);
 
@@ -169,7 +173,7 @@ class BlockPool {
   //
   // The parent of a block is the one that the chain's key of the entry in front names by then. There is no
   // link to a parent that is not resident, is of another group, or is cached and promised to sessions. A
-  // canonical block from `mapped_end` on is not held: kUnmapped.
+  // canonical block from `mapped_end` on is not held: kUnmapped. Nor is one that is doubted: kDoubted.
   void Seal(Holder session, TimeMs now, const BlockKey* parent, absl::Span<const SealEntry> entries,
             absl::Span<SealVerdict> outcomes, uint32_t mapped_end = UINT32_MAX);
 
@@ -221,8 +225,8 @@ class BlockPool {
   uint32_t Reclaim(TimeMs now, absl::Span<const BlockRef> victims, EvictReason reason,
                    std::vector<Eviction>* log);
 
-  // Appends some `count` cached blocks that are likely to leave soon, the first first, and the chains in front of them, which
-  // follow; none twice in one call. Where the policy can't name them, all cached blocks have their turn from call to call.
+  // Appends some `count` cached blocks that are likely to leave soon, the first first, each followed by the chain in front of it; none
+  // twice in one call, none that is condemned. Where the policy can't name them, all cached blocks have their turn from call to call.
   struct Departing {
     BlockRef ref;
     BlockKey key;
@@ -242,6 +246,28 @@ class BlockPool {
   bool decides_outside() const;
   // It, if it does, or null.
   AsyncPolicy* async_policy();
+
+  // ---- Sums of content
+  // Of a block's content as it was sealed. It outlives the pool in a table that has room for it. Ignored if the ref is not
+  // resident any more, or condemned.
+  void KeepSum(BlockRef ref, uint32_t sum);
+  // Null: there is none, or the ref is not resident.
+  std::optional<uint32_t> SumOf(BlockRef ref) const;
+  // A doubted block has a sum, is found by no match, and a seal under its key is refused (kDoubted). Recover doubts those that it
+  // finds with a sum (PoolOptions::keeps_sums): they are to be compared, and believed or condemned.
+  bool IsDoubted(BlockRef ref) const;
+  void Believe(BlockRef ref);
+  uint32_t doubted() const;
+  // Its content is not what was sealed: its key is one that nobody knows from now on, in the table as well, so that another block
+  // can be sealed under the one that it had, and it has no sum for anybody here. It is as any other for those who hold it or have
+  // blocks behind it. That it may leave only this process knows: the next finds the sum in the table, and doubts it.
+  void Condemn(BlockRef ref);
+  bool IsCondemned(BlockRef ref) const;
+  // Looks at `look` condemned blocks behind block `*at`, round and round, and moves that on; appends those that may leave.
+  void NextCondemned(uint32_t* at, uint32_t look, std::vector<BlockRef>* out) const;
+  // Looks at `look` blocks behind block `*at`, round and round, and moves that on; appends those that have a sum, `most` at most.
+  enum class WithSum : uint8_t { kAll, kDoubted };
+  void NextWithSum(WithSum which, uint32_t* at, uint32_t look, size_t most, std::vector<BlockRef>* out) const;
 
   // ---- Views
   // Blocks without the null block: the sum of the states.

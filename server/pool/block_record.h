@@ -50,6 +50,8 @@ struct alignas(64) BlockRecord {
   static constexpr uint8_t kOffered = 32;
   // It is cached, and its last holder said that it is never used again.
   static constexpr uint8_t kNeverReused = 64;
+  // It is resident, and its content is to be compared with what was sealed before it is answered.
+  static constexpr uint8_t kDoubted = 128;
 
   BlockState state() const { return static_cast<BlockState>(meta >> 4 & 7); }
   void set_state(BlockState state) {

@@ -165,8 +165,12 @@ void PoolRep::CheckRefs() const {
     if (r.state() == BlockState::kSealed) ++recount.sealed_children[r.parent];
     if (r.has(BlockRecord::kPinned)) ++recount.pinned_children[r.parent];
   }
+  uint32_t with_doubt = 0;
   for (uint32_t b = 1; b <= capacity; ++b) {
     const BlockRecord& r = records[b];
+    if (r.has(BlockRecord::kDoubted)) ++with_doubt;
+    KVPOOL_CHECK((r.resident() && has_sum(b)) || !r.has(BlockRecord::kDoubted),
+                 "block %u is doubted, and not resident or without a sum", b);
     const uint64_t refs = recount.holds[b] + recount.sealed_children[b] + recount.owed[b] +
                           (r.has(BlockRecord::kPinned) ? 1 : 0);
     KVPOOL_CHECK(r.refs == refs || r.state() == BlockState::kFree, "block %u has %u refs, not %lu", b, r.refs,
@@ -186,6 +190,11 @@ void PoolRep::CheckRefs() const {
                    "block %u has a pinned child", b);
     }
   }
+  for (const uint32_t b : condemned) {
+    KVPOOL_CHECK(records[b].resident() && !records[b].has(BlockRecord::kDoubted),
+                 "block %u is condemned, and not resident or doubted", b);
+  }
+  KVPOOL_CHECK(with_doubt == doubted, "%u blocks are doubted, %u counted", with_doubt, doubted);
 }
 
 void PoolRep::CheckCharges() const {

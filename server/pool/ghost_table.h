@@ -26,6 +26,11 @@ class GhostTable {
   };
   static_assert(sizeof(Ghost) == 16);
 
+  // So many keys are about to be remembered: see PrefixIndex::Expect.
+  void Expect(uint32_t keys) {
+    if (keys >= sets_.pages()) sets_.Populate(sets_.size());
+  }
+
   void Prefetch(uint64_t hash) const { sets_.Prefetch(hash >> 32 & mask_); }
 
   // Records that the key was evicted, in place of the key of its set that was evicted first.

@@ -12,6 +12,7 @@
 #ifndef KVPOOL_SERVER_POOL_HAND_OVER_H_
 #define KVPOOL_SERVER_POOL_HAND_OVER_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -39,6 +40,8 @@ class BlockPool::HandOver {
   HandOver(const HandOver&) = delete;
   HandOver& operator=(const HandOver&) = delete;
 
+  // Without the lock, before the first Copy: the pool has so many blocks, whose memory comes now.
+  void Expect(uint32_t blocks) { places_.Populate(std::min<size_t>(uint64_t{blocks} + 1, places_.size())); }
   // Under the lock: copies at most `blocks` more. True: all are copied. A block that a decision of an
   // AsyncPolicy spares keeps the rank that it was copied with. A pool has one hand-over at a time.
   bool Copy(BlockPool* pool, TimeMs now, uint32_t blocks);

@@ -31,7 +31,6 @@ struct alignas(64) HoldPage {
 // scattered blocks would make as many calls of malloc.
 class HoldPageStock {
  public:
-  HoldPageStock() = default;
   // `begun` counts the pages of the table that were ever used, and lies beside them. The caller sees to it that
   // the table has a page for each that its sessions can need. `undo` is the table's, and outlives it.
   HoldPageStock(HoldPage* table, uint32_t pages, uint32_t* begun, UndoLog* undo)
@@ -60,9 +59,9 @@ class HoldPageStock {
     return page;
   }
   // What is at `at` in a page is about to change.
-  void Save(const void* at) {
-    if (undo_ != nullptr) undo_->Save(at);
-  }
+  void Save(const void* at) { undo_->Save(at); }
+  // The same of a counter: a page has four in a word.
+  void SaveCount(const void* at) { undo_->SaveShared(at); }
   // REQUIRES: all its counters are zero.
   void Give(HoldPage* page) {
     Save(&page->session);
@@ -85,7 +84,7 @@ class HoldPageStock {
   HoldPage* const table_ = nullptr;  // Null: pages are the heap's.
   const uint32_t table_pages_ = 0;
   uint32_t* const begun_ = nullptr;
-  UndoLog* const undo_ = nullptr;
+  UndoLog* const undo_;
   std::vector<HoldPage*> spare_;
 };
 
@@ -125,7 +124,7 @@ class HoldTable {
     if (pages_[index] == nullptr) pages_[index] = stock_->Take(session_, index);
     uint16_t& count = pages_[index]->counts[block % HoldPage::kBlocks];
     KVPOOL_CHECK(count < kMaxHolds, "block %u has %u holds of one session", block, kMaxHolds);
-    stock_->Save(&count);
+    stock_->SaveCount(&count);
     if (count == 0) ++pages_[index]->live;
     return ++count;
   }
@@ -134,7 +133,7 @@ class HoldTable {
     const uint32_t index = block / HoldPage::kBlocks;
     uint16_t& count = pages_[index]->counts[block % HoldPage::kBlocks];
     KVPOOL_CHECK(holds > 0 && holds <= count, "block %u has %u holds, not %u", block, count, holds);
-    stock_->Save(&count);
+    stock_->SaveCount(&count);
     count = static_cast<uint16_t>(count - holds);
     const uint32_t left = count;
     if (left == 0 && --pages_[index]->live == 0) stock_->Give(std::exchange(pages_[index], nullptr));

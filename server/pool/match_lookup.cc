@@ -84,6 +84,10 @@ void MatchLookup::Resolve(size_t q, uint64_t begin, uint64_t end) {
     }
     for (uint64_t i = 0; i < n; ++i) r_.index.PrefetchRecord(hashes[i]);
     for (uint64_t i = 0; i < n; ++i) ids[unknown[i]] = r_.index.Find(hashes[i], keys[unknown[i]]);
+    for (uint64_t i = 0; i < n && r_.doubted > 0; ++i) {
+      uint32_t& b = ids[unknown[i]];
+      if (r_.records[b].has(BlockRecord::kDoubted)) b = 0;
+    }
     budget_ -= std::min(budget_, n);
   }
 }

@@ -31,6 +31,12 @@ VirtualArray<BlockRecord> RecordsOf(const std::optional<PoolTable>& table, uint3
   return VirtualArray<BlockRecord>(max_blocks);
 }
 
+VirtualArray<uint64_t> SumsOf(const std::optional<PoolTable>& table, const PoolOptions& options) {
+  if (table.has_value() && options.table_has_sums)
+    return VirtualArray<uint64_t>(table->sums, options.max_blocks);
+  return VirtualArray<uint64_t>(options.keeps_sums ? options.max_blocks : 0);
+}
+
 }  // namespace
 
 PoolRep::PoolRep(const PoolOptions& pool_options, std::unique_ptr<ReplacementPolicy> replacement)
@@ -45,7 +51,8 @@ PoolRep::PoolRep(const PoolOptions& pool_options, std::unique_ptr<ReplacementPol
       policy(std::move(replacement)),
       free(pool_options.max_blocks),
       hold_pages(table.has_value() ? table->pages : nullptr, table.has_value() ? table->page_count : 0,
-                 table.has_value() ? &table->begun.hold_pages : nullptr, &undo) {
+                 table.has_value() ? &table->begun.hold_pages : nullptr, &undo),
+      sums(SumsOf(table, pool_options)) {
   next_new = std::max(next_new, 1u);
   KVPOOL_CHECK(options.max_blocks >= 1, "a pool of no blocks");
   KVPOOL_CHECK(!options.windows.empty() && options.windows.size() <= kMaxGroups, "%zu groups, not 1 to %u",
@@ -114,6 +121,7 @@ void PoolRep::AddHold(Session* s, uint32_t b) {
 
 void PoolRep::DropHold(Session* s, uint32_t b) {
   --s->all_holds;
+  drops_turn = undo.turn();
   if (s->holds.Subtract(b, 1) == 0) --s->held;
 }
 
@@ -164,6 +172,7 @@ void PoolRep::GoOnEnding(uint32_t* blocks) {
       if (!sealed) SetState(b, BlockState::kQuarantined);
       return;
     }
+    drops_turn = undo.turn();
     s.holds.Subtract(b, holds);
     s.all_holds -= holds;
     --s.held;
@@ -221,6 +230,8 @@ uint32_t PoolRep::NextVictim() {
 void PoolRep::Free(uint32_t b) {
   BlockRecord& r = records[b];
   r.refs = 0;
+  Believe(b);
+  if (!condemned.empty()) condemned.erase(b);
   if (r.last_generation()) {
     SetState(b, BlockState::kQuarantined);
     r.flags = BlockRecord::kRetired;
@@ -250,6 +261,15 @@ void PoolRep::PrefetchEviction(uint32_t b) const {
   records.Prefetch(r.parent);
 }
 
+void PoolRep::TakeKeys(uint32_t b) {
+  const auto now32 = static_cast<uint32_t>(now_ms);
+  const uint64_t hash = HashKey(records[b].block_key());
+  scratch_aliases.clear();
+  index.Remove(hash, b, &scratch_aliases);
+  ghosts.Remember(hash, now32);
+  for (const BlockKey& alias : scratch_aliases) ghosts.Remember(HashKey(alias), now32);
+}
+
 void PoolRep::Evict(uint32_t b, EvictReason reason, std::vector<Eviction>* log) {
   BlockRecord& r = records[b];
   KVPOOL_CHECK(r.has(BlockRecord::kOffered), "block %u is to leave in state %d with %u children", b,
@@ -257,15 +277,12 @@ void PoolRep::Evict(uint32_t b, EvictReason reason, std::vector<Eviction>* log) 
   // Chains leave from the tail: the parent is likely next.
   if (r.parent != 0) PrefetchEviction(r.parent);
   const auto now32 = static_cast<uint32_t>(now_ms);
-  const BlockKey key = r.block_key();
-  const uint64_t hash = HashKey(key);
-  scratch_aliases.clear();
-  index.Remove(hash, b, &scratch_aliases);
-  ghosts.Remember(hash, now32);
-  for (const BlockKey& alias : scratch_aliases) ghosts.Remember(HashKey(alias), now32);
+  TakeKeys(b);
 
-  const Eviction eviction = {
-      .block = BlockId{b}, .key = key, .lifetime_ms = now32 - r.sealed_ms, .idle_ms = now32 - r.accessed_ms};
+  const Eviction eviction = {.block = BlockId{b},
+                             .key = r.block_key(),
+                             .lifetime_ms = now32 - r.sealed_ms,
+                             .idle_ms = now32 - r.accessed_ms};
   if (log != nullptr) log->push_back(eviction);
   if (reason == EvictReason::kDirect && direct_evictions.size() < kMaxDirectEvictions) {
     direct_evictions.push_back(eviction);

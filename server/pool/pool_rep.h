@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -165,6 +166,11 @@ class PoolRep final {
   void TouchOne(uint32_t b);
   // Steps of Seal (seal.cc).
   SealVerdict HoldCanonical(Holder session, uint32_t b, uint32_t mapped_end);
+  // Those of a block's keys that name none, each once, into scratch_aliases.
+  void TakeNewAliases(absl::Span<const BlockKey> keys);
+  // For the next process. The block is not to be found by them yet: neither here nor, before its state says that it is resident,
+  // there. REQUIRES: the word with its flags is saved, and the record has its key.
+  void KeepAliases(uint32_t b, absl::Span<const BlockKey> aliases);
   SealVerdict SealOne(Holder session, const SealEntry& entry, uint64_t hash, uint32_t parent,
                       uint32_t mapped_end);
 
@@ -193,8 +199,11 @@ class PoolRep final {
   bool Resume(Holder session, const SessionLimits& limits);
   struct Remains;
   // Answers the highest block that is held.
+  // Blocks that the turn that was torn had sealed, others that it had changed among them. REQUIRES: it is not undone yet.
+  std::vector<uint32_t> SealedInTornTurn() const;
   uint32_t RecoverHolds(RecoveredPool* found);
   void RecoverIndex(RecoveredPool* found, VirtualArray<Remains>* remains);
+  void RecoverAliases(uint32_t b, RecoveredPool* found);
   void RecoverChains(RecoveredPool* found, VirtualArray<Remains>* remains);
   void RecoverStates(RecoveredPool* found, VirtualArray<Remains>* remains);
   // What the table says of the block's protection; nothing where that is of another life of it, or over.
@@ -214,7 +223,8 @@ class PoolRep final {
   const std::optional<PoolTable> table;  // None: the tables below are the pool's own.
   PoolTable::Begun own_begun{};
   UndoLog undo;
-  uint32_t& next_new;  // The first block that was never leased.
+  uint64_t drops_turn = 0;  // The last turn in which a hold was dropped.
+  uint32_t& next_new;       // The first block that was never leased.
   VirtualArray<BlockRecord> records;
   PrefixIndex index;
   GhostTable ghosts;
@@ -268,6 +278,23 @@ class PoolRep final {
   using Retained = std::tuple<uint8_t, uint32_t, uint32_t>;
   Retained RetainedKey(uint32_t b) const { return {priority(b), records[b].accessed_ms, b}; }
   absl::btree_set<Retained> retained;
+
+  // ---- Sums of content (content_sums.cc)
+  VirtualArray<uint64_t> sums;  // The same as in PoolTable; none where none are kept.
+  uint32_t doubted = 0;         // Blocks with kDoubted.
+  // Resident blocks whose content is not what was sealed.
+  absl::btree_set<uint32_t> condemned;
+  std::string secrets;  // Bytes that nobody knows, for the keys of those that will be.
+  bool is_condemned(uint32_t b) const { return !condemned.empty() && condemned.contains(b); }
+  bool has_sum(uint32_t b) const {
+    return b < sums.size() && static_cast<uint32_t>(sums[b] >> 32) == records[b].generation;
+  }
+  void Doubt(uint32_t b);
+  void Believe(uint32_t b);
+  // Takes the block out of the index, and remembers its keys as evicted. REQUIRES: it is resident.
+  void TakeKeys(uint32_t b);
+  // Puts the block into the index again, under a key of its group that nobody can ask for. REQUIRES: TakeKeys.
+  void GiveSecretKey(uint32_t b);
 
   // ---- The verb that runs
   static constexpr uint32_t kMostSteps = 8192;

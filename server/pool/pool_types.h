@@ -40,8 +40,9 @@ struct BlockKey {
 // kReclaiming: the rest is cached, and more of it leaves than one lease waits for.
 enum class Shortfall : uint8_t { kNone, kPressure, kCredit, kCap, kReclaiming };
 enum class MissReason : uint8_t { kNone, kNeverSeen, kEvicted, kCredit, kCap, kWindow };
-enum class EvictReason : uint8_t { kBackground, kDirect, kOperator };
-inline constexpr int kEvictReasons = 3;
+// kDamaged: its content was not what was sealed.
+enum class EvictReason : uint8_t { kBackground, kDirect, kOperator, kDamaged };
+inline constexpr int kEvictReasons = 4;
 
 using EvictedBlocks = std::array<uint64_t, kEvictReasons>;
 
@@ -71,6 +72,8 @@ enum class Verdict : uint8_t {
   kTooFar,
   // Seal: the key exists, and the session has not mapped its block.
   kUnmapped,
+  // Seal: the key exists, and its block is to be compared first with what was sealed.
+  kDoubted,
 };
 
 // The name of holds of the pool's owner itself, in a table that outlives it: they end with its process.
@@ -97,6 +100,10 @@ struct PoolOptions {
   // zero, or as a pool of the same options left it (BlockPool::Recover). Null: the pool has its own.
   void* table = nullptr;
   uint32_t table_sessions = 0;  // So many sessions at once have room in the table for their holds.
+  // It has room for sums of content and for aliases (PoolTable::Bytes). A table of the version before has not.
+  bool table_has_sums = false;
+  // Sums of content are kept, and what Recover finds with a sum is doubted.
+  bool keeps_sums = false;
 };
 
 // A priority that blocks have in place of the default one, for a time.
@@ -110,7 +117,7 @@ struct Retention {
 
 struct SealEntry {
   BlockRef block;
-  // One or more keys of one group. The last is the chain's, those before it are aliases.
+  // One to kMaxKeysPerBlock keys of one group. The last is the chain's, those before it are aliases.
   absl::Span<const BlockKey> keys;
   // If the chain's key names a block already, that block is touched instead of held.
   bool leave_duplicate = false;
@@ -143,6 +150,19 @@ struct LookupCounts {
   uint64_t hit_tokens = 0;  // The prefix that was found.
 };
 
+// Why a block that was in use is not found any more after a recovery: it is free, or its holders' alone. The names are label values of a metric.
+enum class BlockLoss : uint8_t {
+  kChecksum,   // It was sealed, and its record is damaged.
+  kLayout,     // It was sealed in a layer group that the pool has not.
+  kDuplicate,  // It was sealed under a key that names another: its record is damaged.
+  kNoSlab,     // It was sealed in memory that is not there any more.
+  kTorn,       // It was sealed in the turn that was torn, of which nobody had heard.
+  kUnsealed,   // It was leased, and its session is not known any more.
+};
+inline constexpr std::array<const char*, 6> kBlockLossNames = {"checksum", "layout", "duplicate",
+                                                               "slab",     "torn",   "unsealed"};
+inline constexpr size_t kBlockLosses = kBlockLossNames.size();
+
 // What a pool found in a table that an earlier process left.
 struct RecoveredPool {
   struct Session {
@@ -155,8 +175,17 @@ struct RecoveredPool {
   // The last turn that was torn and could not be undone, as too much of it was done; 0: none. No session may go on that is as
   // old.
   uint64_t half_turn = 0;
-  // Sealed blocks whose records are damaged, and links to parents that are not there.
-  uint32_t dropped = 0, cut_links = 0;
+  std::array<uint32_t, kBlockLosses> lost{};  // Indexed by BlockLoss.
+  uint32_t cut_links = 0;                     // Links to parents that are not there.
+  uint32_t lost_aliases = 0;                  // Blocks whose further keys are damaged, or were not kept.
+  uint32_t unsummed = 0;  // Blocks without a sum, which are believed; counted with keeps_sums.
+  bool forgets_sums =
+      false;  // Sums are kept, and the table has no room for them: the next process finds none.
+  // Sealed blocks whose records are damaged.
+  uint32_t damaged() const {
+    return lost_as(BlockLoss::kChecksum) + lost_as(BlockLoss::kLayout) + lost_as(BlockLoss::kDuplicate);
+  }
+  uint32_t lost_as(BlockLoss why) const { return lost[static_cast<size_t>(why)]; }
 };
 
 struct LeaseOutcome {

@@ -63,7 +63,7 @@ class PrefixIndex {
     head = block | FilterOf(head) | FilterBit(hash);
   }
 
-  // Takes the block's aliases out as well, and appends them to `aliases`.
+  // Takes the block's aliases out as well, and appends them to `aliases`. Its kAliased stays as it is.
   void Remove(uint64_t hash, uint32_t block, std::vector<BlockKey>* aliases) {
     uint32_t* link = &buckets_[hash & mask_];
     while (BlockOf(*link) != block) {
@@ -77,15 +77,14 @@ class PrefixIndex {
     for (const BlockKey& key : it->second) aliases_.erase(key);
     aliases->insert(aliases->end(), it->second.begin(), it->second.end());
     keys_of_.erase(it);
-    records_[block].flags &= static_cast<uint8_t>(~BlockRecord::kAliased);
   }
 
-  // REQUIRES: no block has that key in the index.
+  // REQUIRES: no block has that key in the index, and this one has kAliased.
   void AddAlias(const BlockKey& key, uint32_t block) {
     aliases_.emplace(key, block);
     keys_of_[block].push_back(key);
-    records_[block].flags |= BlockRecord::kAliased;
   }
+  bool has_aliases(uint32_t block) const { return keys_of_.contains(block); }
 
   size_t bytes() const { return buckets_.bytes(); }
 

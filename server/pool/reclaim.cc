@@ -52,7 +52,7 @@ void BlockPool::NextToLeave(uint32_t count, std::vector<Departing>* out) {
     for (; b != 0 && out->size() < most && r.records[b].state() == BlockState::kCached;
          b = r.records[b].parent) {
       if (!seen.insert(b).second) return;
-      out->push_back({r.RefOf(b), r.records[b].block_key()});
+      if (!r.is_condemned(b)) out->push_back({r.RefOf(b), r.records[b].block_key()});
     }
   };
   for (const auto& [priority, accessed_ms, block] : r.retained) {

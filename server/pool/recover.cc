@@ -85,11 +85,24 @@ bool BlockPool::has_stand_in() const { return rep_->stand_in; }
 RecoveredPool PoolRep::Recover(TimeMs now, uint32_t blocks) {
   BeginVerb(now, 0);
   RecoveredPool found;
+  const std::vector<uint32_t> changed = SealedInTornTurn();
   // The word is there before the turn is over: another process that dies here finds one or the other.
   if (!undo.Undo()) table->begun.half_turn = undo.turn();
   found.half_turn = table->begun.half_turn;
   undo.Commit();
+  for (const uint32_t b : changed) {
+    if (!records[b].resident()) ++found.lost[static_cast<size_t>(BlockLoss::kTorn)];
+  }
   capacity = std::min(blocks, options.max_blocks - 1);
+  for (uint32_t b = capacity + 1; b < std::min(next_new, options.max_blocks); ++b) {
+    BlockRecord& r = records[b];
+    if (r.resident()) ++found.lost[static_cast<size_t>(BlockLoss::kNoSlab)];
+    // The pool may grow again. A record that is free keeps its generation, and no more.
+    r.refs = r.children = 0;
+    r.owner = static_cast<uint16_t>(kNobody);
+    r.flags = 0;
+    r.set_state(BlockState::kFree);
+  }
   // A block beyond what there is was never answered to anybody. What is held was leased, whatever else the crash left.
   next_new = std::max(std::min(next_new, capacity + 1), RecoverHolds(&found) + 1);
   VirtualArray<Remains> remains(next_new);
@@ -98,7 +111,21 @@ RecoveredPool PoolRep::Recover(TimeMs now, uint32_t blocks) {
   RecoverChains(&found, &remains);
   RecoverStates(&found, &remains);
   undo.Commit();
+  found.forgets_sums = options.keeps_sums && !options.table_has_sums;
   return found;
+}
+
+std::vector<uint32_t> PoolRep::SealedInTornTurn() const {
+  std::vector<uint32_t> sealed;
+  const auto first = static_cast<uint64_t>(reinterpret_cast<const char*>(table->records) - table->data);
+  undo.VisitSaved([&](uint64_t at) {
+    const uint64_t b = (at - first) / sizeof(BlockRecord);
+    if (at >= first && b < options.max_blocks && records[b].resident())
+      sealed.push_back(static_cast<uint32_t>(b));
+  });
+  std::sort(sealed.begin(), sealed.end());
+  sealed.erase(std::unique(sealed.begin(), sealed.end()), sealed.end());
+  return sealed;
 }
 
 bool BlockPool::Resume(Holder session, const SessionLimits& limits) { return rep_->Resume(session, limits); }
@@ -174,6 +201,7 @@ uint32_t PoolRep::RecoverHolds(RecoveredPool* found) {
 
 void PoolRep::RecoverIndex(RecoveredPool* found, VirtualArray<Remains>* remains) {
   index.Expect(next_new);
+  std::vector<uint32_t> aliased;
   std::array<uint64_t, kRecoveredTogether> hashes;
   for (size_t first = 1; first < next_new; first += kRecoveredTogether) {
     const size_t end = std::min<size_t>(first + kRecoveredTogether, next_new);
@@ -192,14 +220,39 @@ void PoolRep::RecoverIndex(RecoveredPool* found, VirtualArray<Remains>* remains)
       if (!r.resident()) continue;
       const uint64_t hash = hashes[b - first];
       const auto block = static_cast<uint32_t>(b);
-      if (r.group() < options.windows.size() && table->checksums[b] == RecordChecksum(block, r) &&
-          index.Find(hash, r.block_key()) == 0) {
+      const auto lose = [&](BlockLoss why) { ++found->lost[static_cast<size_t>(why)]; };
+      if (table->checksums[b] != RecordChecksum(block, r)) {
+        lose(BlockLoss::kChecksum);
+      } else if (r.group() >= options.windows.size()) {
+        lose(BlockLoss::kLayout);
+      } else if (index.Find(hash, r.block_key()) != 0) {
+        lose(BlockLoss::kDuplicate);
+      } else {
         index.Insert(hash, block);
         (*remains)[b] = {.parent = r.parent, .group = r.group(), .whole = true};
-      } else {
-        ++found->dropped;
+        if (r.has(BlockRecord::kAliased)) aliased.push_back(block);
       }
     }
+  }
+  // What is under its own key comes first.
+  for (const uint32_t b : aliased) RecoverAliases(b, found);
+}
+
+// Some may name other blocks by now only if the table is damaged: a key that is an alias is no block's own meanwhile.
+void PoolRep::RecoverAliases(uint32_t b, RecoveredPool* found) {
+  const BlockRecord& r = records[b];
+  const auto is_whole = [&](const PoolTable::KeptAliases& kept) {
+    return kept.generation() == r.generation && kept.count() <= PoolTable::KeptAliases::kMost &&
+           kept.checksum == kept.Checksum(b, r);
+  };
+  if (!options.table_has_sums || !is_whole(table->aliases[b])) {
+    ++found->lost_aliases;
+    return;
+  }
+  const PoolTable::KeptAliases& kept = table->aliases[b];
+  for (uint32_t i = 0; i < kept.count(); ++i) {
+    const BlockKey alias = kept.key(i, r.group());
+    if (Find(alias) == 0) index.AddAlias(alias, b);
   }
 }
 
@@ -275,10 +328,13 @@ void PoolRep::RecoverStates(RecoveredPool* found, VirtualArray<Remains>* remains
   std::vector<std::pair<uint32_t, TimeMs>> pins;
   for (uint32_t b = next_new; b-- > 1;) {
     BlockRecord& r = records[b];
+    const bool unsealed = r.state() == BlockState::kLeased ||
+                          (r.state() == BlockState::kQuarantined && !r.has(BlockRecord::kRetired));
     std::optional<Protection> kept;
     if (of[b].whole && r.has(BlockRecord::kProtected)) kept = KeptProtectionOf(b);
     // One store, so that an heir of this process finds it, too.
-    r.flags = kept.has_value() ? BlockRecord::kProtected : 0;
+    r.flags = static_cast<uint8_t>((kept.has_value() ? BlockRecord::kProtected : 0) |
+                                   (index.has_aliases(b) ? BlockRecord::kAliased : 0));
     if (kept.has_value()) {
       protections[b] = *kept;
       if (kept->priority != kDefaultPriority) deadlines.emplace(kept->retention_due, b, Deadline::kRetention);
@@ -289,14 +345,22 @@ void PoolRep::RecoverStates(RecoveredPool* found, VirtualArray<Remains>* remains
     r.refs = of[b].refs;
     r.children = of[b].children;
     if (of[b].whole) {
+      if (options.keeps_sums) {
+        if (has_sum(b)) {
+          Doubt(b);
+        } else {
+          ++found->unsummed;
+        }
+      }
       enter(b, r.refs > 0 ? BlockState::kSealed : BlockState::kCached);
       if (r.refs == 0 && r.last_generation()) ++last_generation_cached;
       if (r.refs == 0 && r.children == 0) Offer(b);
       continue;
     }
     enter(b, BlockState::kQuarantined);
-    // Free has it leased again, or retires it.
-    if (r.refs == 0) Free(b);
+    if (r.refs != 0) continue;
+    if (unsealed) ++found->lost[static_cast<size_t>(BlockLoss::kUnsealed)];
+    Free(b);  // It has it leased again, or retires it.
   }
   free.InsertRange(next_new, capacity + 1);
   counts[static_cast<size_t>(BlockState::kFree)] += capacity + 1 - next_new;

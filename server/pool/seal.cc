@@ -2,6 +2,8 @@
 #include <array>
 #include <atomic>
 
+#include "absl/algorithm/container.h"
+#include "proto/support/limits.h"
 #include "server/pool/block_pool.h"
 #include "server/pool/pool_rep.h"
 
@@ -12,7 +14,7 @@ namespace {
 constexpr size_t kSealChunk = 32;
 
 bool KeysFit(absl::Span<const BlockKey> keys, size_t groups) {
-  if (keys.empty() || keys.back().group >= groups) return false;
+  if (keys.empty() || keys.size() > kMaxKeysPerBlock || keys.back().group >= groups) return false;
   return std::all_of(keys.begin(), keys.end(),
                      [&](const BlockKey& key) { return key.group == keys.back().group; });
 }
@@ -22,6 +24,7 @@ bool KeysFit(absl::Span<const BlockKey> keys, size_t groups) {
 // Holds the block `b` that the entry's key names already.
 SealVerdict PoolRep::HoldCanonical(Holder session, uint32_t b, uint32_t mapped_end) {
   if (b >= mapped_end) return {.verdict = Verdict::kUnmapped};
+  if (records[b].has(BlockRecord::kDoubted)) return {.verdict = Verdict::kDoubted};
   Session& s = sessions[static_cast<size_t>(session)];
   const uint32_t holds = s.holds.count(b);
   if (holds == kMaxHolds) return {.verdict = Verdict::kTooManyHolds};
@@ -34,6 +37,27 @@ SealVerdict PoolRep::HoldCanonical(Holder session, uint32_t b, uint32_t mapped_e
   policy.OnHit(BlockId{b}, now_ms);
   ++counters.deduplicated;
   return {.verdict = Verdict::kDuplicate, .canonical = RefOf(b)};
+}
+
+void PoolRep::TakeNewAliases(absl::Span<const BlockKey> keys) {
+  scratch_aliases.clear();
+  for (const BlockKey& alias : keys.subspan(0, keys.size() - 1)) {
+    if (alias == keys.back() || Find(alias) != 0 || absl::c_linear_search(scratch_aliases, alias)) continue;
+    scratch_aliases.push_back(alias);
+  }
+}
+
+void PoolRep::KeepAliases(uint32_t b, absl::Span<const BlockKey> aliases) {
+  if (aliases.empty()) return;
+  records[b].flags |= BlockRecord::kAliased;
+  if (!table.has_value() || !options.table_has_sums) return;
+  PoolTable::KeptAliases& kept = table->aliases[b];
+  kept.whose = uint64_t{records[b].generation} << 32 | aliases.size();
+  for (size_t i = 0; i < aliases.size(); ++i) {
+    kept.keys[i] = aliases[i].bytes;
+    kept.raw[i] = aliases[i].raw;
+  }
+  kept.checksum = kept.Checksum(b, records[b]);
 }
 
 // `parent` is the block that the key in front names, or 0; `hash` is the hash of the chain's key.
@@ -63,10 +87,12 @@ SealVerdict PoolRep::SealOne(Holder session, const SealEntry& entry, uint64_t ha
     ++records[parent].children;
     NoteChild(parent, b);
   }
-  // The word with the state, which is stored below.
+  // The word with the state, which is stored below, and the flags.
   undo.Save(&r.accessed_ms);
+  TakeNewAliases(entry.keys);
   r.sealed_ms = r.accessed_ms = static_cast<uint32_t>(now_ms);
   r.set_key(key);
+  KeepAliases(b, scratch_aliases);
   if (table.has_value()) table->checksums[b] = RecordChecksum(b, r);
   // From the next store on, a process that takes over finds the block under its key.
   std::atomic_signal_fence(std::memory_order_release);
@@ -77,9 +103,7 @@ SealVerdict PoolRep::SealOne(Holder session, const SealEntry& entry, uint64_t ha
                   {.hash = hash, .parent = BlockId{same_group ? parent : 0}, .now_ms = now_ms});
   --s.leased;
   index.Insert(hash, b);
-  for (const BlockKey& alias : entry.keys.subspan(0, entry.keys.size() - 1)) {
-    if (Find(alias) == 0) index.AddAlias(alias, b);
-  }
+  for (const BlockKey& alias : scratch_aliases) index.AddAlias(alias, b);
   ++counters.sealed;
   return {.verdict = Verdict::kDone, .canonical = RefOf(b)};
 }

@@ -29,7 +29,8 @@ class UndoLog {
   // `head` counts turns, from 1, and in its low bits the words saved in this one.
   UndoLog(char* table, uint64_t* head, Entry* entries, uint32_t room)
       : table_(table), head_(head), entries_(entries), room_(room) {
-    if (*head_ == 0) *head_ = uint64_t{1} << kCountBits;
+    was_used_ = *head_ != 0;
+    if (!was_used_) *head_ = uint64_t{1} << kCountBits;
   }
 
   // To be called before the aligned word around `at` is changed.
@@ -47,9 +48,23 @@ class UndoLog {
     }
     std::atomic_signal_fence(std::memory_order_seq_cst);
   }
-  // What was done stays; the next turn begins.
+  // Calls `visit` with the place of each word that Undo would put back, in bytes.
+  template <typename Visit>
+  void VisitSaved(Visit visit) const {
+    const uint64_t count = *head_ & kFull;
+    for (uint64_t i = 0; i < count && count <= room_; ++i) visit(entries_[i].at);
+  }
+  // The same for words that several of a verb's blocks share, one after the other: the first Save of a turn is the one that counts.
+  void SaveShared(const void* at) {
+    const auto word = reinterpret_cast<uintptr_t>(at) & ~uintptr_t{7};
+    if (word == shared_) return;
+    shared_ = word;
+    Save(at);
+  }
+  // What was done stays; the next turn begins. The one that another process did not live to end stays that until it is undone.
   void Commit() {
-    if (head_ == nullptr) return;
+    if (head_ == nullptr || was_used_) return;
+    shared_ = 0;
     std::atomic_signal_fence(std::memory_order_seq_cst);
     *head_ = (*head_ | kFull) + 1;
   }
@@ -57,6 +72,7 @@ class UndoLog {
   uint64_t turn() const { return head_ == nullptr ? 0 : *head_ >> kCountBits; }
   // False: the turn changed more than there is room for, and stays half done.
   bool Undo() {
+    was_used_ = false;
     const uint64_t count = *head_ & kFull;
     if (count > room_) return false;
     for (uint64_t i = count; i-- > 0;)
@@ -72,6 +88,8 @@ class UndoLog {
   uint64_t* const head_ = nullptr;
   Entry* const entries_ = nullptr;
   const uint32_t room_ = 0;
+  uintptr_t shared_ = 0;   // The last word of SaveShared, in this turn.
+  bool was_used_ = false;  // Another process used it, whose last turn was not looked at yet.
 };
 
 }  // namespace kvpool

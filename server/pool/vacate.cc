@@ -123,6 +123,8 @@ bool BlockPool::Move(Holder own, TimeMs now, BlockRef from, BlockRef to, uint32_
   BlockRecord& old = r.records[f];
   BlockRecord& record = r.records[t];
   if (old.state() != BlockState::kCached || f <= r.keep || old.last_generation()) return false;
+  const bool doubted = old.has(BlockRecord::kDoubted);
+  const bool condemned = r.is_condemned(f);
   if (record.state() != BlockState::kLeased || Holder{record.owner} != own || record.refs != 1) return false;
   std::vector<uint32_t> children;
   if (old.children > 0) {
@@ -157,6 +159,7 @@ bool BlockPool::Move(Holder own, TimeMs now, BlockRef from, BlockRef to, uint32_
   record.sealed_ms = old.sealed_ms;
   record.accessed_ms = old.accessed_ms;
   record.set_key(key);
+  r.KeepAliases(t, r.scratch_aliases);
   if (r.table.has_value()) r.table->checksums[t] = RecordChecksum(t, record);
   r.DropHold(s, t);
   --s->leased;
@@ -183,6 +186,9 @@ bool BlockPool::Move(Holder own, TimeMs now, BlockRef from, BlockRef to, uint32_
   r.index.Insert(hash, t);
   for (const BlockKey& alias : r.scratch_aliases) r.index.AddAlias(alias, t);
   record.flags |= never_reused;
+  // The sum is of what was sealed, whatever was copied.
+  if (r.has_sum(f)) r.sums[t] = uint64_t{record.generation} << 32 | static_cast<uint32_t>(r.sums[f]);
+  if (doubted) r.Doubt(t);
   r.policy.OnInsert(to.id, {.hash = hash, .parent = BlockId{record.parent}, .now_ms = now});
   r.policy.OnUsed(to.id, now);
   if (protection.has_value()) {
@@ -195,6 +201,7 @@ bool BlockPool::Move(Holder own, TimeMs now, BlockRef from, BlockRef to, uint32_
   if (record.children == 0) r.Offer(t);
   old.children = 0;
   r.Free(f);
+  if (condemned) r.condemned.insert(t);
   ++r.counters.moved;
   return true;
 }

@@ -186,18 +186,20 @@ absl::Status GrpcServer::Rep::Start(const GrpcServerOptions& options) {
     frames.push_back(ServeStepSockets(queues_.back().get(), events, stats_, host));
     queues_.back()->Start();
   }
-  ASSIGN_OR_RETURN(
-      acceptor_,
-      StreamAcceptor::Start(
-          {.path = options.socket_path, .group = options.group, .fd_ceiling = options.fd_ceiling},
-          &*connections_, stats_,
-          [server = server_.get()](UniqueFd socket, const std::shared_ptr<const PeerCredentials>&) {
-            grpc::AddInsecureChannelFromFd(server, socket.Release());
-          },
-          [frames = std::move(frames), next = size_t{0}](
-              UniqueFd socket, std::shared_ptr<const PeerCredentials> peer) mutable {
-            frames[next++ % frames.size()](std::move(socket), std::move(peer));
-          }));
+  ASSIGN_OR_RETURN(acceptor_, StreamAcceptor::Start(
+                                  {.path = options.socket_path,
+                                   .group = options.group,
+                                   .listen = options.listen,
+                                   .fd_ceiling = options.fd_ceiling},
+                                  &*connections_, stats_,
+                                  [server = server_.get()](UniqueFd socket,
+                                                           const std::shared_ptr<const PeerCredentials>&) {
+                                    grpc::AddInsecureChannelFromFd(server, socket.Release());
+                                  },
+                                  [frames = std::move(frames), next = size_t{0}](
+                                      UniqueFd socket, std::shared_ptr<const PeerCredentials> peer) mutable {
+                                    frames[next++ % frames.size()](std::move(socket), std::move(peer));
+                                  }));
   return absl::OkStatus();
 }
 

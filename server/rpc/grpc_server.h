@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/access/peer.h"
+#include "server/base/sockets.h"
 #include "server/daemon/daemon.h"
 #include "server/rpc/operator_tls.h"
 #include "server/rpc/rpc_stats.h"
@@ -19,6 +20,7 @@ namespace kvpool {
 struct GrpcServerOptions {
   std::string socket_path;
   std::optional<uint32_t> group;
+  Listen listen = ListenUnix;
   int threads = 0;     // Completion queues, with a thread each; 0: a quarter of the cores, 1 to 8.
   int fd_ceiling = 0;  // AttachServerOptions::fd_ceiling.
   uint32_t max_connections = 2048;

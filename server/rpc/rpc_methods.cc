@@ -243,6 +243,7 @@ void AcceptOperatorCalls(const RpcSite<OperatorService>& site, Daemon* daemon, H
   add("SetPolicy", &S::RequestSetPolicy, kChanges, &Daemon::SetPolicy);
   add("SetShare", &S::RequestSetShare, kChanges, &Daemon::SetShare);
   add("Erase", &S::RequestErase, Effect::kChangesAtLength, &Daemon::Erase);
+  add("GetRecovery", &S::RequestGetRecovery, kReads, &Daemon::GetRecovery);
   add("ListTiers", &S::RequestListTiers, kReads, &Daemon::ListTiers);
   AddOperatorCall<v1::UpgradeRequest, v1::UpgradeResponse>(site, desk, "Upgrade", &S::RequestUpgrade,
                                                            kChanges, std::move(upgrade));

@@ -13,7 +13,6 @@
 #include "proto/support/status_macros.h"
 #include "server/rpc/step_listener.h"
 #include "server/rpc/step_transport.h"
-#include "server/space/call_work.h"
 #include "server/space/session.h"
 #include "server/space/space.h"
 #include "server/wire/step_reader.h"

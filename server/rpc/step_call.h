@@ -28,13 +28,11 @@
 #include "server/rpc/openings.h"
 #include "server/rpc/step_transport.h"
 #include "server/rpc/unary_call.h"
+#include "server/space/call_work.h"
 
 namespace kvpool {
 
 inline constexpr size_t kMaxUnanswered = 16;
-// A call that names more blocks and keys, some half a millisecond of work, is carried out by a thread of its own, so
-// that the queue's other callers do not wait for it.
-inline constexpr uint64_t kLargeCallNames = 4096;
 // The owner of a member's large calls: those of a session wait for one another.
 uint64_t LargeCallOwner(const Member& member);
 // Whose turn it takes.

@@ -35,7 +35,7 @@ absl::StatusOr<std::unique_ptr<StreamAcceptor>> StreamAcceptor::Open(const Strea
                                                                      RpcStats* stats, HandOver to_grpc,
                                                                      HandOver to_frames) {
   ASSIGN_OR_RETURN(UniqueFd listener,
-                   ListenUnix({.path = options.path, .type = SOCK_STREAM, .group = options.group}));
+                   options.listen({.path = options.path, .type = SOCK_STREAM, .group = options.group}));
   std::unique_ptr<StreamAcceptor> acceptor(new StreamAcceptor(options, connections, stats, std::move(to_grpc),
                                                               std::move(to_frames), std::move(listener)));
   RETURN_IF_ERROR(acceptor->Begin());

@@ -26,6 +26,7 @@
 #include "proto/support/unique_fd.h"
 #include "server/access/refusal_log.h"
 #include "server/base/peer_process.h"
+#include "server/base/sockets.h"
 #include "server/rpc/connections.h"
 #include "server/rpc/rpc_stats.h"
 
@@ -34,6 +35,7 @@ namespace kvpool {
 struct StreamAcceptorOptions {
   std::string path;
   std::optional<uint32_t> group;
+  Listen listen = ListenUnix;
   uint64_t preface_timeout_ms = 5000;
   uint32_t max_silent = 64;
   int fd_ceiling = 0;  // AttachServerOptions::fd_ceiling.

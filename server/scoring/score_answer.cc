@@ -241,6 +241,7 @@ absl::Status AnswerCompact(DeviceOperation* operation) {
   if (!request.keep_sources()) {
     for (uint32_t block = leading; block < shape.blocks(); ++block) {
       operation->released.push_back(BlockRef::Unpack(sequence.refs[block]));
+      result->add_released_blocks(sequence.refs[block]);
     }
   }
   result->set_released(static_cast<uint32_t>(operation->released.size()));

@@ -21,7 +21,8 @@ AnswerWindow::Seen AnswerWindow::Look(uint64_t sequence) const {
 
 void AnswerWindow::Acknowledge(uint64_t through) {
   // What never came can't have been answered.
-  RaiseFloor(std::min(through, newest_));
+  acknowledged_ = std::max(acknowledged_, std::min(through, newest_));
+  RaiseFloor(acknowledged_);
 }
 
 void AnswerWindow::RaiseFloor(uint64_t floor) {
@@ -60,13 +61,15 @@ void AnswerWindow::Charge(Slot* slot, size_t bytes) {
   while (bytes_.over_limit() && floor_ + 1 < newest_) RaiseFloor(floor_ + 1);
 }
 
-std::string_view AnswerWindow::Remember(uint64_t sequence, const v1::StepResponse& answer) {
+std::string_view AnswerWindow::Remember(uint64_t sequence, const v1::StepResponse& answer,
+                                        std::string memory) {
   if (sequence <= floor_) return {};
   if (slots_ == nullptr) slots_ = std::make_unique<std::array<Slot, kAnswers>>();
   newest_ = std::max(newest_, sequence);
   if (newest_ > kAnswers) RaiseFloor(newest_ - kAnswers);
   Slot& slot = (*slots_)[sequence % kAnswers];
   slot.sequence = sequence;
+  if (!memory.empty()) slot.answer = std::move(memory);
   WriteStep(answer, &slot.answer);
   if (log_ != nullptr) log_->Add(sequence, slot.answer);
   Charge(&slot, slot.answer.size());

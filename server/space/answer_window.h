@@ -37,8 +37,9 @@ class AnswerWindow {
   Seen Look(uint64_t sequence) const;
   void Acknowledge(uint64_t through);
   // Answers its serialised form, good until the next call, so that the wire needs no second one; empty if the
-  // floor has passed it meanwhile. REQUIRES: Look(sequence) was kNew before the call was applied.
-  std::string_view Remember(uint64_t sequence, const v1::StepResponse& answer);
+  // floor has passed it meanwhile. It is kept in `memory`, if that is not empty. REQUIRES: Look(sequence) was kNew before the
+  // call was applied.
+  std::string_view Remember(uint64_t sequence, const v1::StepResponse& answer, std::string memory = {});
   // A parked operation of a remembered answer was applied; ignored if it is forgotten. That of a stream counts, and is a
   // completion until a repetition takes it from there (Completions::Fold).
   void Complete(uint64_t sequence, uint32_t index, const v1::OperationResult& result, bool on_stream);
@@ -57,6 +58,8 @@ class AnswerWindow {
   void Recall(uint64_t sequence, std::string answer);
 
   uint64_t floor() const { return floor_; }
+  // The member has said that the answers through this one have arrived: the floor may be further on.
+  uint64_t acknowledged() const { return acknowledged_; }
   // Results of parked operations that are here.
   size_t kept() const { return kept_; }
 
@@ -73,6 +76,7 @@ class AnswerWindow {
 
   uint64_t floor_ = 0;
   uint64_t newest_ = 0;
+  uint64_t acknowledged_ = 0;
   size_t kept_ = 0;
   Unacknowledged bytes_;
   MemberLog* log_ = nullptr;                           // Null: nothing of it outlives the daemon.

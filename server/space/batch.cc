@@ -1,10 +1,12 @@
 #include "server/space/batch.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -12,6 +14,7 @@
 #include "proto/support/status_macros.h"
 #include "server/scoring/budget_plan.h"
 #include "server/space/in_parts.h"
+#include "server/wire/step_writer.h"
 #include "server/wire/validate.h"
 
 namespace kvpool {
@@ -19,6 +22,10 @@ namespace {
 
 // So many repetitions of one parked unary call may wait for its end together.
 constexpr size_t kMaxWaiters = 16;
+
+// The matches of a batch compare what is doubted for so long together: a thread for large calls is busy meanwhile, and an upgrade
+// waits.
+constexpr uint64_t kCompareMs = 100;
 
 // Operations of a batch whose blocks and keys are prefetched together.
 constexpr size_t kPrefetchedOperations = 64;
@@ -38,6 +45,9 @@ constexpr size_t kResponseCompletionBytes = 1 << 20;
 // So many bytes of results of its own parked verbs may be in their places in the answer to a batch. The others come as
 // completions.
 constexpr size_t kFoldedBytes = 1 << 20;
+
+// An answer of more bytes has its memory made ready; a name is 8 bytes of an answer at most.
+constexpr size_t kLargeAnswer = 64 << 10, kNamesOfLargeAnswer = kLargeAnswer / 8;
 
 // Budgets planned by statistics need no device.
 bool NeedsDevice(const v1::Operation& operation) {
@@ -112,6 +122,18 @@ v1::OperationResult* ResultAt(int index, v1::Operation::VerbCase verb, Results* 
   return result;
 }
 
+// One whose chains turn out to be long, or that looks much up in a tier, is not.
+constexpr size_t kMostWhole = 4 * Turn::kNames;
+
+// Whether it is applied without a pause: so a daemon that is killed has applied all of it or nothing, and its session goes on in
+// the next one. It may be 0.7 ms of work, where each block that it leases has another one evicted.
+bool IsWhole(const Session& session, const BatchSize& size, size_t operations) {
+  // The end of a session gives back all that it holds.
+  if (size.closes) return false;
+  const uint64_t parked = size.fences ? session.parked_names.load(std::memory_order_relaxed) : 0;
+  return size.names + size.beside + parked + operations * kNamesOfOperation <= Turn::kNames;
+}
+
 absl::Status Forgotten(uint64_t sequence, const Member& member) {
   if (member.session->ended) return absl::AbortedError(member.session->end_reason);
   return absl::OutOfRangeError(absl::StrCat("sequence ", sequence, " is forgotten: answers through ",
@@ -132,17 +154,16 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
     SetStatus(absl::InvalidArgumentError("member_token is not that of this stream"), response);
     return {};
   }
-  if (const absl::Status status = ValidateBatch(request); !status.ok()) {
+  const absl::Span<const v1::Operation* const> operations(request.operations().data(),
+                                                          static_cast<size_t>(request.operations_size()));
+  // One of more operations is refused, whatever they name.
+  const BatchSize size = SizeOf(operations.subspan(0, kMaxBatchOperations));
+  if (const absl::Status status = ValidateBatch(request, size); !status.ok()) {
     SetStatus(status, response);
     return {};
   }
   AwaitOthers(turn, *session);
-  member->answers.Acknowledge(request.acknowledged());
-  while (member->completions.Acknowledge(request.acknowledged(), Turn::kNames)) {
-    turn.Worked(Turn::kNames);
-    turn.Breathe();
-    AwaitOthers(turn, *session);
-  }
+  Acknowledge(turn, member, request.acknowledged());
   switch (member->answers.Look(request.sequence())) {
     case AnswerWindow::Seen::kForgotten:
       SetStatus(Forgotten(request.sequence(), *member), response);
@@ -155,15 +176,18 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
     case AnswerWindow::Seen::kNew:
       break;
   }
+  session->applying = true;
+  session->explained = 0;
+  const absl::Cleanup applied = [session] { session->applying = false; };
+  CompareFirst(turn, *session, operations);
   if (session->ended) {
     SetStatus(absl::AbortedError(session->end_reason), response);
     AddPending(member, stream, 0, response);
     return {};
   }
-  session->applying = true;
-  session->explained = 0;
-  const absl::Cleanup applied = [session] { session->applying = false; };
   if (member->log != nullptr) member->log->BeginBatch();
+  std::optional<Turn::Unbroken> whole;
+  if (member->log != nullptr && IsWhole(*session, size, operations.size())) whole.emplace(turn);
   Results* const results = response->mutable_results();
   results->Swap(&left);
   const int asked = request.operations_size();
@@ -174,8 +198,7 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
   const bool prefetches = asked > 1 && state_.pool.capacity() >= kPrefetchedPool;
   for (const v1::Operation& operation : request.operations()) {
     if (prefetches && place.index % kPrefetchedOperations == 0) {
-      verbs_.Prefetch(*session, absl::MakeConstSpan(request.operations().data(), asked)
-                                    .subspan(place.index, kPrefetchedOperations));
+      verbs_.Prefetch(*session, operations.subspan(place.index, kPrefetchedOperations));
     }
     v1::OperationResult* const result =
         ResultAt(static_cast<int>(place.index), operation.verb_case(), results);
@@ -184,24 +207,44 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
     if (result->code() != 0 || result->parked()) result->clear_result();
     ++place.index;
     turn.Worked(kNamesOfOperation);
+    if (turn.worked() > kMostWhole) whole.reset();
     turn.Breathe();
+  }
+  // The memory of a large answer comes while the mutex is free: page by page it is a millisecond.
+  std::string memory;
+  if (size.names > kNamesOfLargeAnswer) {
+    const size_t bytes = MostOfStep(*response);
+    if (bytes > kLargeAnswer) turn.Outside([&] { memory.resize(bytes); });
   }
   // A verb was parked and applied inside this batch: the answer has its result, for a repetition too.
   size_t room_in_place = kFoldedBytes;
   for (bool more = member->completions.any_waiting(); more; turn.Breathe()) {
-    const size_t folded = member->completions.Fold(&room_in_place, Completions::kMostFolded, response).size();
-    turn.Worked(folded);
-    more = folded == Completions::kMostFolded;
+    const std::vector<uint32_t> folded =
+        member->completions.Fold(&room_in_place, Completions::kMostFolded, response);
+    for (const uint32_t index : folded) member->owed.Fold(request.sequence(), index);
+    turn.Worked(folded.size());
+    more = folded.size() == Completions::kMostFolded;
   }
-  EndApplying(turn, session);
-  SetFreeBlocks(*session, response);
-  AddPending(member, stream, request.sequence(), response);
-  const std::string_view remembered = member->answers.Remember(request.sequence(), *response);
+  // What goes on now may be much, and is not the batch's: that is over before.
+  const bool others_go_on = session->readmit || session->parked.late().due(session->passed);
+  if (!others_go_on) {
+    EndApplying(turn, session);
+    SetFreeBlocks(*session, response);
+    AddPending(member, stream, request.sequence(), response);
+  }
+  const std::string_view remembered =
+      member->answers.Remember(request.sequence(), *response, std::move(memory));
   // The log says that the batch was done only once it says what it left behind.
   Settle(session);
   if (member->log != nullptr) member->log->EndBatch();
   Settle(session);
-  return remembered;
+  if (!others_go_on) return remembered;
+  whole.reset();
+  EndApplying(turn, session);
+  Settle(session);
+  SetFreeBlocks(*session, response);
+  AddPending(member, stream, request.sequence(), response);
+  return {};
 }
 
 void Batches::SetFreeBlocks(const Session& session, v1::StepResponse* response) const {
@@ -217,7 +260,7 @@ void Batches::ApplyUnary(Turn& turn, Member* member, const v1::Call& call, v1::O
   absl::Status status = ValidateCall(call, operation);
   if (status.ok()) {
     AwaitOthers(turn, *session);
-    member->answers.Acknowledge(call.acknowledged());
+    Acknowledge(turn, member, call.acknowledged());
     switch (member->answers.Look(call.sequence())) {
       case AnswerWindow::Seen::kForgotten:
         status = Forgotten(call.sequence(), *member);
@@ -225,7 +268,6 @@ void Batches::ApplyUnary(Turn& turn, Member* member, const v1::Call& call, v1::O
       case AnswerWindow::Seen::kRemembered:
         return RepeatUnary(turn, member, call.sequence(), std::move(done));
       case AnswerWindow::Seen::kNew:
-        if (session->ended) status = absl::AbortedError(session->end_reason);
         break;
     }
   }
@@ -238,23 +280,75 @@ void Batches::ApplyUnary(Turn& turn, Member* member, const v1::Call& call, v1::O
   session->explained = 0;
   const absl::Cleanup applied = [session] { session->applying = false; };
   operation.set_after(call.after());
+  const v1::Operation* const alone = &operation;
+  CompareFirst(turn, *session, {&alone, 1});
+  if (session->ended) {
+    SetStatus(absl::AbortedError(session->end_reason), result);
+    turn.deferred.answers.push_back({{std::move(done)}, std::move(*result)});
+    return;
+  }
   if (member->log != nullptr) member->log->BeginBatch();
+  std::optional<Turn::Unbroken> whole;
+  if (member->log != nullptr && IsWhole(*session, SizeOf({&alone, 1}), 1)) whole.emplace(turn);
   AnswerRoom room;
   ApplyOne(turn, member, operation, {.sequence = call.sequence(), .waiter = &done, .room = &room}, result);
   member->answers.Remember(call.sequence(), response);
   // The log says that the call was done only once it says what it left behind.
   Settle(session);
   if (member->log != nullptr) member->log->EndBatch();
+  whole.reset();
   if (!result->parked()) turn.deferred.answers.push_back({{std::move(done)}, std::move(*result)});
   EndApplying(turn, session);
   Settle(session);
 }
 
+void Batches::Acknowledge(Turn& turn, Member* member, uint64_t through) {
+  member->answers.Acknowledge(through);
+  member->owed.HearAnswers(member->answers.acknowledged());
+  bool more = true;
+  while (more) {
+    more = member->completions.Acknowledge(through, Turn::kNames, &member->owed);
+    if (member->owed.any_heard()) ReleaseHeard(turn, member);
+    if (!more) return;
+    turn.Worked(Turn::kNames);
+    turn.Breathe();
+    AwaitOthers(turn, *member->session);
+  }
+}
+
+void Batches::ReleaseHeard(Turn& turn, Member* member) {
+  Session* session = member->session;
+  if (session->ended) return;
+  session->applying = true;
+  const absl::Cleanup applied = [session] { session->applying = false; };
+  // In the turn in which the log forgets the result it says that something of it is still under way.
+  Settle(session);
+  while (member->owed.any_heard() && !session->ended) {
+    const std::vector<BlockRef> refs = member->owed.Take(Turn::kNames);
+    session->parked.ReleaseLate(/*due=*/0, v1::Release(), refs);
+    turn.Worked(refs.size());
+    turn.Breathe();
+  }
+  EndApplying(turn, session);
+  Settle(session);
+}
+
+void Batches::CompareFirst(Turn& turn, const Session& session,
+                           absl::Span<const v1::Operation* const> operations) {
+  const uint64_t until = turn.now + kCompareMs;
+  for (const v1::Operation* const operation : operations) {
+    if (session.ended || !session.ready || !state_.checks.compares() || turn.now >= until) return;
+    if (!operation->has_match() || operation->after() > session.passed) continue;
+    if (!Validate(turn, *operation).ok() || session.ended) continue;
+    state_.checks.BeforeMatch(turn, session, operation->match(), until);
+  }
+}
+
 void Batches::Settle(Session* session) const {
   session->CountParked();
-  const bool unsettled = state_.below.anyone_waits(session->terms.id) ||
-                         session->parked.on_device().verbs > 0 || !session->parked.late().empty() ||
-                         !session->device_operations.empty() || session->episodes.size() > 0;
+  const bool unsettled =
+      session->admitting || !session->parked.late().empty() || session->episodes.size() > 0 ||
+      absl::c_any_of(session->members, [](const auto& member) { return member->owed.any_heard(); });
   for (const auto& member : session->members) {
     if (member->log != nullptr) member->log->SetUnsettled(unsettled);
   }
@@ -276,6 +370,7 @@ void Batches::Replay(Member* member, uint64_t sequence, v1::StepResponse* respon
   const size_t most = AnswerWindow::kMostKept - std::min(member->answers.kept(), AnswerWindow::kMostKept);
   size_t room = kFoldedBytes - std::min(there, kFoldedBytes);
   for (const uint32_t index : member->completions.Fold(&room, most, response)) {
+    member->owed.Fold(sequence, index);
     member->answers.Keep(sequence, index, response->results(static_cast<int>(index)));
   }
 }
@@ -410,8 +505,7 @@ absl::Status Batches::ParkOrStart(Turn& turn, Member* member, const v1::Operatio
       Leave(turn, session, verb.gate);
       return started;
     }
-    // No other daemon starts it: the log is to have its result.
-    if (member->log != nullptr) member->log->Park(place.sequence, place.index, on_stream, {});
+    if (member->log != nullptr) member->log->Park(place.sequence, place.index, on_stream, operation);
     return absl::OkStatus();
   }
   if (for_step) {
@@ -479,6 +573,11 @@ absl::Status Batches::CheckDeviceRoom(const Member& member, const v1::Operation&
 
 absl::Status Batches::StartOnDevice(Turn& turn, ParkedVerb* verb, Waiter* waiter) {
   Session* session = verb->member->session;
+  MemberLog* const log = verb->member->log.get();
+  // Until the log says which they are, the session holds blocks that nobody knows of. Whoever called settles it anew.
+  const bool within_another = std::exchange(session->admitting, true);
+  const absl::Cleanup over = [&] { session->admitting = within_another; };
+  Settle(session);
   absl::StatusOr<std::shared_ptr<DeviceOperation>> operation =
       device_verbs_.Prepare(turn, session, verb->operation);
   if (!operation.ok()) return operation.status();
@@ -502,6 +601,7 @@ absl::Status Batches::StartOnDevice(Turn& turn, ParkedVerb* verb, Waiter* waiter
   RETURN_IF_ERROR(InParts(turn, *session, Blocks(blocks),
                           [&](size_t, Blocks part) { session->parked.StandFirst(verb->gate, part); }));
   RETURN_IF_ERROR(device_verbs_.Submit(turn, *operation));
+  if (log != nullptr) log->Lend(verb->sequence, verb->index, (*operation)->destinations);
   if (waiter != nullptr) verb->waiters.push_back(std::move(*waiter));
   verb->operation.Clear();  // The device operation has it.
   session->parked.Start((*operation)->id, std::move(*verb), named);
@@ -513,7 +613,7 @@ bool Batches::WaitForBelow(Turn& turn, Member* member, const v1::Operation& oper
   Below& below = state_.below;
   const v1::Match& match = operation.match();
   if (!below.on() || !session->ready || session->warming_up() > 0) return false;
-  turn.Worked(Below::kMostLooked + CountNames(operation));
+  turn.Worked(Below::Looked(CountNames(operation)) + CountNames(operation));
   const std::optional<uint64_t> tokens = verbs_.ResidentTokens(turn, *session, match);
   if (!tokens.has_value()) return false;
   Below::Found found = below.Look(match, *tokens, Below::Unknown::kTried);
@@ -526,8 +626,7 @@ bool Batches::WaitForBelow(Turn& turn, Member* member, const v1::Operation& oper
   ++(promotion == nullptr ? below.counters.refused_waits : below.counters.waits);
   if (promotion == nullptr) return false;
   const bool on_stream = place.waiter == nullptr;
-  // No other daemon brings it up.
-  if (member->log != nullptr) member->log->Park(place.sequence, place.index, on_stream, {});
+  if (member->log != nullptr) member->log->Park(place.sequence, place.index, on_stream, operation);
   ParkedVerb verb{.member = member,
                   .sequence = place.sequence,
                   .index = place.index,
@@ -617,6 +716,8 @@ void Batches::OnOperationDone(Turn& turn, DeviceOperation* operation) {
   }
   ParkedVerb verb = session->parked.Finish(operation->id);
   const BlockGates::Id gate = verb.gate;
+  if (state_.facts.kept && operation->status.ok())
+    verb.member->owed.Add(verb.sequence, verb.index, verb.on_stream, std::move(operation->released));
   state_.sessions.Complete(turn, std::move(verb), operation->result);
   Leave(turn, session, gate);
   // A batch that is half applied may name what an operation would be prepared on, or lease its destinations.
@@ -627,6 +728,11 @@ void Batches::OnOperationDone(Turn& turn, DeviceOperation* operation) {
   }
   Settle(session);
   state_.pressure.AfterVerbs(turn);
+}
+
+void Batches::GoOnWhenReady(const std::shared_ptr<Session>& session) {
+  session->lacks_blocks = true;
+  lacking_[session->terms.id] = session;
 }
 
 void Batches::RetryLackingBlocks(Turn& turn) {
@@ -654,6 +760,8 @@ void Batches::Readmit(Turn& turn, Session* session) {
   // A batch of the session waits until this is over, and an operation that ends meanwhile leaves word.
   const bool within_batch = std::exchange(session->applying, true);
   if (!within_batch) session->explained = 0;
+  const bool within_another = std::exchange(session->admitting, true);
+  Settle(session);
   // What its calls would wait for may be as much as a large call is, whoever let it go.
   ++session->large_calls;
   do {
@@ -675,6 +783,7 @@ void Batches::Readmit(Turn& turn, Session* session) {
     }
   } while (session->readmit && !session->ended);
   --session->large_calls;
+  session->admitting = within_another;
   session->applying = within_batch;
   if (session->parked.late().due(session->passed)) ReleaseLate(turn, session);
 }

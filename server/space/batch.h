@@ -53,6 +53,10 @@ class Batches {
   void ApplyUnary(Turn& turn, Member* member, const v1::Call& call, v1::Operation operation, Waiter done);
   // A device operation is done with: it is answered, and what waited behind it goes on.
   void OnOperationDone(Turn& turn, DeviceOperation* operation);
+  // Of an earlier daemon's session: what is parked and waits for no step goes on once it is ready.
+  void GoOnWhenReady(const std::shared_ptr<Session>& session);
+  // It enters, and stands behind others. ABORTED: the session ended meanwhile, and with it all its gates.
+  static absl::Status StandLast(Turn& turn, ParkedVerb* verb);
   // Verbs that lack blocks are looked at again, as there may be some now, or none to come: each goes on,
   // waits again or is refused. Late releases go on.
   void RetryLackingBlocks(Turn& turn);
@@ -76,8 +80,15 @@ class Batches {
                 v1::OperationResult* result);
   // Whether it is within the contract. The turn may pause.
   absl::Status Validate(Turn& turn, const v1::Operation& operation) const;
+  // What its matches would find and is doubted is compared (ContentChecks). That takes a while, with the mutex free, so it is before
+  // anything is done or written down: a session whose daemon dies meanwhile goes on. A match that is parked finds what is believed
+  // by the time that it is applied.
+  void CompareFirst(Turn& turn, const Session& session, absl::Span<const v1::Operation* const> operations);
   // Parks a match that may wait for what is below the pool. False: there is nothing to wait for.
   bool WaitForBelow(Turn& turn, Member* member, const v1::Operation& operation, const Place& place);
+  // Answers through this sequence have arrived: what was remembered for them goes, as do holds that waited for it.
+  void Acknowledge(Turn& turn, Member* member, uint64_t through);
+  void ReleaseHeard(Turn& turn, Member* member);
   // Waits as long as a batch of the session is being applied.
   static void AwaitOthers(Turn& turn, const Session& session);
   // What is under way has changed: on it depends whether the session could go on in another daemon, and how much a fence
@@ -101,8 +112,6 @@ class Batches {
   // is parked then, with `waiter` unless that is null: both are moved from. After an error they are not, and what `verb` has
   // for a gate is to be left.
   absl::Status StartOnDevice(Turn& turn, ParkedVerb* verb, Waiter* waiter);
-  // It enters, and stands behind others. ABORTED: the session ended meanwhile, and with it all its gates.
-  static absl::Status StandLast(Turn& turn, ParkedVerb* verb);
   // It leaves all gates at which it stands.
   static void Leave(Turn& turn, Session* session, BlockGates::Id gate);
   // What it waits for. The turn may pause meanwhile; other batches of the session wait for this one, so that no step

@@ -8,6 +8,7 @@
 #ifndef KVPOOL_SERVER_SPACE_BELOW_H_
 #define KVPOOL_SERVER_SPACE_BELOW_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -65,6 +66,8 @@ class Below {
  public:
   // Keys that one match looks up below the pool.
   static constexpr size_t kMostLooked = 1024;
+  // So many of the keys of a match are looked up there at most, which is work.
+  static size_t Looked(size_t keys) { return std::min(keys, kMostLooked); }
   static constexpr size_t kMostWaits = 64;             // Matches of one session that wait, or prefetch.
   static constexpr size_t kMostWaitBytes = 512 << 10;  // One that waits is kept: 64 of them are 32 MiB.
   static constexpr size_t kMostPromotions = 1024;      // The space may have so many under way.

@@ -7,10 +7,15 @@
 
 #include "kvpool/v1/engine.pb.h"
 #include "server/space/session.h"
+#include "server/space/space.h"
 #include "server/wire/operation.h"
 #include "server/wire/validate.h"
 
 namespace kvpool {
+
+// A call that names more blocks and keys, some half a millisecond of work, is carried out by a thread of its own, so
+// that the queue's other callers do not wait for it.
+inline constexpr uint64_t kLargeCallNames = 4096;
 
 inline uint64_t WorkOf(const Session& session, const v1::Operation& operation) {
   // A set that is replaced is given back.
@@ -19,6 +24,8 @@ inline uint64_t WorkOf(const Session& session, const v1::Operation& operation) {
     names += session.parked_names.load();
     sets += session.parked_sets.load();
   }
+  // It reads what the blocks hold.
+  if (operation.has_match() && session.space->may_doubt()) names += kLargeCallNames + 1;
   return names + sets * session.largest_episode.load();
 }
 

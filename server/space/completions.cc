@@ -67,12 +67,13 @@ void Completions::ConfirmBy(uint64_t sequence) {
   unconfirmed_here_ = 0;
 }
 
-bool Completions::Acknowledge(uint64_t through, size_t most) {
+bool Completions::Acknowledge(uint64_t through, size_t most, OwedReleases* owed) {
   for (; !by_confirming_.empty() && by_confirming_.begin()->first <= through; --most) {
     if (most == 0) return true;
     const auto it = entries_.lower_bound(by_confirming_.begin()->second);
     const v1::Completion& completion = it->second.completion;
     if (log_ != nullptr) log_->Confirm(completion.sequence(), completion.index());
+    owed->Hear(completion.sequence(), completion.index());
     by_sequence_.erase({completion.sequence(), it->first});
     Drop(it);
   }

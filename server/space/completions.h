@@ -21,6 +21,7 @@
 #include "absl/container/btree_set.h"
 #include "kvpool/v1/engine.pb.h"
 #include "server/space/member_log.h"
+#include "server/space/owed_releases.h"
 #include "server/space/unacknowledged.h"
 
 namespace kvpool {
@@ -48,7 +49,8 @@ class Completions {
   // The answer to this batch is behind what was sent up to now on the stream.
   void ConfirmBy(uint64_t sequence);
   // Answers through this sequence have arrived: drops at most so many of what was in front of them. True: there are more.
-  bool Acknowledge(uint64_t through, size_t most);
+  // `owed` hears of each.
+  bool Acknowledge(uint64_t through, size_t most, OwedReleases* owed);
   // A new stream gets all again that is not known to have arrived.
   void Resend();
   void Clear();

@@ -116,18 +116,8 @@ absl::Status DeviceVerbs::CheckCanRun() const {
   return absl::OkStatus();
 }
 
-absl::Status DeviceVerbs::CheckOutlives(const v1::Operation& request) const {
-  const bool releases = request.has_prune() || (request.has_compact() && !request.compact().keep_sources());
-  if (!state_.facts.kept || !releases) return absl::OkStatus();
-  return absl::UnimplementedError(absl::StrCat(
-      request.has_prune() ? "prune" : "compact without keep_sources",
-      " is not offered with --keeper=on: were the daemon killed before the engine hears which blocks it "
-      "released, they would be leased to others while the engine reads them"));
-}
-
 absl::StatusOr<std::shared_ptr<DeviceOperation>> DeviceVerbs::Prepare(Turn& turn, Session* session,
                                                                       const v1::Operation& request) {
-  RETURN_IF_ERROR(CheckOutlives(request));
   RETURN_IF_ERROR(CheckCanRun());
   auto operation = std::make_shared<DeviceOperation>();
   operation->session = session->shared_from_this();
@@ -177,7 +167,9 @@ absl::Status DeviceVerbs::Commit(Turn& turn, DeviceOperation* operation) {
   std::vector<BlockRef> released(operation->destinations);
   if (operation->status.ok()) {
     released.erase(released.begin(), released.begin() + operation->destinations_used);
-    released.insert(released.end(), operation->released.begin(), operation->released.end());
+    // Where holds outlive the daemon, these go when the member has heard of it.
+    if (!state_.facts.kept)
+      released.insert(released.end(), operation->released.begin(), operation->released.end());
     if (!operation->places.empty()) {
       const absl::Span<const float> places(operation->places);
       RETURN_IF_ERROR(InParts(turn, *operation->session, absl::MakeConstSpan(operation->sequences[0].refs),

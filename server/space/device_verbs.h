@@ -60,14 +60,13 @@ class DeviceVerbs {
                                                            const v1::Operation& operation);
   // Hands it to the runner. After an error it is as if it had never been prepared.
   absl::Status Submit(Turn& turn, std::shared_ptr<DeviceOperation> operation);
-  // Applies what came of it: the replacement policy gets the scores, and holds that are to be released are, part by part.
+  // Applies what came of it: the replacement policy gets the scores, and holds that are to be released are, part by part, or are
+  // the caller's to owe (owed_releases.h) where what is held outlives the daemon.
   // REQUIRES: its session has not ended. ABORTED: it ended meanwhile.
   absl::Status Commit(Turn& turn, DeviceOperation* operation);
 
  private:
   absl::Status CheckCanRun() const;
-  // UNIMPLEMENTED: what it releases might be read after a restart by an engine that has not heard of it.
-  absl::Status CheckOutlives(const v1::Operation& request) const;
   absl::Status PrepareSequence(Turn& turn, const Session& session, const v1::Sequence& sequence,
                                SequenceWork* work);
   absl::Status PrepareScore(Turn& turn, const v1::Score& score, DeviceOperation* operation);

@@ -205,6 +205,7 @@ bool GiveBack::OnCopied(Turn& turn, absl::Span<const Copy> copies, bool copied) 
   for (const Copy& copy : copies) {
     if (copied && pool_.Move(*own, turn.now, copy.from, copy.to, kMostChildren)) {
       sessions_.CopySealer(copy.from.id, copy.to.id);
+      checks_.Sealed(copy.to);
       if (below_.wants_sealed()) below_.Sealed(copy.to, pool_.View(copy.to.id, turn.now)->key);
       moved = true;
       continue;

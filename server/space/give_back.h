@@ -27,6 +27,7 @@
 #include "cuda/device.h"
 #include "server/pool/block_pool.h"
 #include "server/space/below.h"
+#include "server/space/content_checks.h"
 #include "server/space/growth.h"
 #include "server/space/sessions.h"
 #include "server/space/slab_holders.h"
@@ -45,8 +46,14 @@ struct GiveBackCounters {
 class GiveBack {
  public:
   // All outlive it.
-  GiveBack(const SpaceFacts* facts, BlockPool* pool, Growth* growth, Sessions* sessions, Below* below)
-      : facts_(*facts), pool_(*pool), growth_(*growth), sessions_(*sessions), below_(*below) {}
+  GiveBack(const SpaceFacts* facts, BlockPool* pool, Growth* growth, Sessions* sessions, Below* below,
+           ContentChecks* checks)
+      : facts_(*facts),
+        pool_(*pool),
+        growth_(*growth),
+        sessions_(*sessions),
+        below_(*below),
+        checks_(*checks) {}
 
   // Others want so many slabs, until then. The space does not grow meanwhile. REQUIRES: slabs <= spare_slabs().
   void Ask(uint32_t slabs, uint64_t until_ms);
@@ -132,6 +139,7 @@ class GiveBack {
   Growth& growth_;
   Sessions& sessions_;
   Below& below_;
+  ContentChecks& checks_;
 
   bool begun_ =
       false;  // Ask was called, and Step has not said kDone since: what was vacated may have to be put back.

@@ -2,14 +2,16 @@
 // this one was asked.
 //
 //   answer       of a batch or call past the floor                                   until the floor passes it
-//   parked       a verb that waits for a step, as it came                            until it is complete
-//   completion   what became of it                                                   until the member has heard
+//   parked       a verb that waits, as it came                                       until it is complete
+//   lent         blocks that it writes on a device                                   until it is complete
+//   completion   what became of it                                                   until the member has heard, and what it
+//                                                                                    owes was given back, or is about to be
 //   floor        answers through it are forgotten
 //   fence        the last that the member reported
 //   sink         the session's, in the log of its first member
 //   marks        the turns in which the member entered the session, its warm-up was done, the session ended, a batch began
-//                and was done, and something that is nowhere here began and was done: an operation on a device, a late
-//                release, an episode, a verb that there was no room for
+//                and was done, and something that is nowhere here began and was done: a late release, an episode, a verb
+//                that there was no room for
 //
 // What is written in a turn counts once the turn is over (pool/undo_log.h), in the logs of all members alike. The session
 // can go on in the next daemon if it has not ended, no batch of any member was half done, and nothing was under way that is
@@ -33,7 +35,8 @@
 #include "proto/support/block_ref.h"
 #include "proto/support/unique_fd.h"
 #include "server/base/shared_memory.h"
-#include "server/pool/block_pool.h"
+#include "server/pool/undo_log.h"
+#include "server/space/recovered.h"
 
 namespace kvpool {
 
@@ -44,14 +47,18 @@ class MemberLog {
   static absl::StatusOr<std::unique_ptr<MemberLog>> Map(UniqueFd fd);
   int fd() const { return memory_.fd(); }
 
-  // The pool whose turns count, which outlives it. REQUIRES: it is called before all below.
-  void Follow(const BlockPool* pool) { pool_ = pool; }
+  // The turns that count are those of the pool's table, which outlives it. REQUIRES: it is called before all below.
+  void Follow(const UndoLog* turns) { turns_ = turns; }
 
   // ---- By the daemon that serves the member
   // It is the session's member with this index from now on.
   void OnEntered(uint32_t index);
   void Add(uint64_t sequence, std::string_view answer);
   void Park(uint64_t sequence, uint32_t index, bool on_stream, const v1::Operation& operation);
+  // An operation on a device that was parked writes these blocks, which nobody else knows of before its result says so.
+  void Lend(uint64_t sequence, uint32_t index, absl::Span<const BlockRef> blocks);
+  // What the result of an operation says is to be given back (OwedReleases) is, or will be while this daemon lives.
+  void Hear(uint64_t sequence, uint32_t index);
   // Ignored if it was not parked.
   void Complete(uint64_t sequence, uint32_t index, const v1::OperationResult& result);
   // The member has heard of it; or it goes with the answer to its batch.
@@ -60,16 +67,16 @@ class MemberLog {
   void RaiseFloor(uint64_t floor);
   void SetSink(BlockRef sink) { header().sink = sink.Pack(); }
   void SetFence(uint64_t step);
-  void OnWarmupDone() { header().warmup_done = pool_->turn(); }
+  void OnWarmupDone() { header().warmup_done = turn(); }
   // Once: dated anew, an end that was kept would be forgotten with a turn that is torn.
   void OnEnded() {
-    if (header().ended == 0) header().ended = pool_->turn();
+    if (header().ended == 0) header().ended = turn();
   }
   // The member ends its session itself, and unmaps what it has of the space. REQUIRES: OnEnded follows in this turn.
   void OnUnmaps() { header().unmaps = 1; }
-  void BeginBatch() { header().begun = pool_->turn(); }
+  void BeginBatch() { header().begun = turn(); }
   void EndBatch() {
-    header().done = pool_->turn();
+    header().done = turn();
     header().torn_batches = 0;
   }
   // Whether something is under way that is nowhere here.
@@ -78,8 +85,8 @@ class MemberLog {
   // ---- By the next one
   // Forgets what was written in the turn that the process did not live to end: the pool's.
   void ForgetTorn();
-  // Empty: the session can go on. Else why not. `half_turn` is the pool's, as it was recovered.
-  std::string WhyOver(uint64_t half_turn = 0) const;
+  // Whether the session can go on. `half_turn` is the pool's, as it was recovered.
+  WhyLost WhyOver(uint64_t half_turn = 0) const;
   // False: its entering was torn. It was told nothing, and is no member.
   bool entered() const { return header().made != 0; }
   uint32_t index() const { return header().index; }
@@ -90,16 +97,18 @@ class MemberLog {
   uint64_t floor() const { return header().floor; }
   BlockRef sink() const { return BlockRef::Unpack(header().sink); }
   // What is still of use, in the order in which it was written. REQUIRES: ForgetTorn was called.
-  enum class Kind : uint32_t { kAnswer, kParked, kCompletion };
+  enum class Kind : uint32_t { kAnswer, kParked, kCompletion, kLent, kHeard };
   struct Item {
     Kind kind{};
     uint32_t index = 0;
     uint64_t sequence = 0;
     uint64_t turn = 0;
     bool on_stream = false;
-    std::string bytes;  // A StepResponse, an Operation or an OperationResult.
+    std::string bytes;  // A StepResponse, an Operation, an OperationResult, or packed refs of 8 bytes each.
   };
   std::vector<Item> Items();
+  // What was lent to operations has been given back.
+  void Return();
 
  private:
   // The turns in which something came to be so, and ceased to: it is so if the first is later.
@@ -137,10 +146,12 @@ class MemberLog {
     Kind kind{};
     bool on_stream = false;
     uint64_t dead_since = 0;  // The turn in which it ceased to be of use; 0: it has not.
+    bool owes = false;        // A result that is of use until Hear was called.
     bool unfinished = false;  // A verb that is over, which nothing in the log says.
   };
   using Id = std::pair<uint64_t, uint32_t>;  // Sequence and index.
 
+  uint64_t turn() const { return turns_->turn(); }
   explicit MemberLog(SharedMemory memory) : memory_(std::move(memory)) {}
   Header& header() const { return *reinterpret_cast<Header*>(memory_.data()); }
   uint64_t room() const { return memory_.bytes() - sizeof(Header); }
@@ -153,6 +164,8 @@ class MemberLog {
   void AddSlot(const Entry& entry);
   void Set(Mark* mark, bool on);
   void Forget(Mark* mark) const;
+  // The last entry is of this result, which owes.
+  void Owe(Id id);
   // There was no room for the verb or its result.
   void Lose(Id id, bool on_stream);
   // What is lost of it does not matter any more.
@@ -163,12 +176,12 @@ class MemberLog {
   void Trim();
 
   SharedMemory memory_;
-  const BlockPool* pool_ = nullptr;
+  const UndoLog* turns_ = nullptr;
   std::deque<Slot> slots_;  // One for each entry.
   uint64_t first_slot_ = 0;
   // Each names a slot by its number.
   std::deque<std::pair<uint64_t, uint64_t>> answers_;  // Each has its sequence; as they came.
-  absl::flat_hash_map<Id, uint64_t> parked_, completions_;
+  absl::flat_hash_map<Id, uint64_t> parked_, completions_, lent_, owing_;
   // Verbs that are not over, and results that the stream has not heard, for which there was no room; the value says whether
   // the verb is on the stream.
   absl::flat_hash_map<Id, bool> lost_;

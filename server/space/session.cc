@@ -26,6 +26,7 @@ void Member::KeepIn(std::unique_ptr<MemberLog> kept) {
   log = std::move(kept);
   answers.KeepIn(log.get());
   completions.KeepIn(log.get());
+  owed.KeepIn(log.get());
 }
 
 SessionLimits Session::limits() const {

@@ -31,6 +31,7 @@
 #include "server/space/episode_sets.h"
 #include "server/space/member_log.h"
 #include "server/space/notice_board.h"
+#include "server/space/owed_releases.h"
 #include "server/space/parked_verbs.h"
 #include "server/space/stream_listener.h"
 
@@ -91,6 +92,7 @@ class Member {
   AnswerWindow answers;
   NoticeBoard notices;
   Completions completions;
+  OwedReleases owed;
   std::shared_ptr<StreamListener> listener;
   bool had_stream = false;
   // A batch of it was read and is not applied yet: on a stream that has ended since, maybe. It has one at a time, or streams
@@ -166,8 +168,11 @@ class Session : public std::enable_shared_from_this<Session> {
   uint32_t explained = 0;          // Refusals of that batch's blocks that were put in words.
   // What waits behind device operations is looked at again when that batch is applied.
   bool readmit = false;
+  // Verbs that waited go on, one after the other: what was applied of one is nowhere in the log yet.
+  bool admitting = false;
   bool ready = false;
   bool resumed = false;  // An earlier daemon opened it.
+  bool awaited = false;  // And not all of its members have come back to this one.
   bool ended = false;
   bool gone = false;
   std::string end_reason;

@@ -56,13 +56,34 @@ void Sessions::Resume(const Turn& turn, Session* session) {
   const auto slot = static_cast<size_t>(session->holder);
   if (slot >= by_holder_.size()) by_holder_.resize(slot + 1);
   by_holder_[slot] = session;
-  session->resumed = true;
+  session->resumed = session->awaited = true;
+  ++recovered_.waiting;
   if (!pool_.Promise(session->holder)) pending_.push_back(session);
   growth_.Want(pool_.unmet(session->holder));
   sessions_.push_back(session);
   for (Member* member : session->by_rank) member->maps = true;
   mapping_processes_ += session->terms.ranks;
   last_used_ms_ = turn.now;
+}
+
+void Sessions::CameBack(Session* session) {
+  if (!std::exchange(session->awaited, false)) return;
+  --recovered_.waiting;
+  ++recovered_.back;
+}
+
+void Sessions::LoseAwaited(Session* session, EndKind kind, const Member* member) {
+  // Who closes it is there.
+  if (kind == EndKind::kClosed) return CameBack(session);
+  if (!std::exchange(session->awaited, false)) return;
+  --recovered_.waiting;
+  const bool away = kind == EndKind::kHangup && member != nullptr && !member->joined;
+  const SessionLoss loss = kind == EndKind::kMemberDied ? SessionLoss::kDied
+                           : away                       ? SessionLoss::kAway
+                                                        : SessionLoss::kOther;
+  recovered_.Lose({.id = session->terms.id,
+                   .client_name = session->terms.client_name,
+                   .why = {.loss = loss, .text = session->end_reason}});
 }
 
 void Sessions::OnJoined(Turn& turn, Member* member, bool pressure) {
@@ -107,6 +128,7 @@ void Sessions::OnHangup(Turn& turn, Member* member) {
   if (!member->session->gone) return;
   member->answers.ForgetAll();
   member->completions.Clear();
+  member->owed = OwedReleases();
 }
 
 void Sessions::OnUndelivered(Turn& turn, Member* member) {
@@ -142,6 +164,7 @@ void Sessions::End(Turn& turn, Session* session, EndKind kind, const std::string
     member->log->OnEnded();
   }
   session->end_reason = reason;
+  LoseAwaited(session, kind, except);
   if (session->holder != kNobody) pool_.EndSession(session->holder);
   session->episodes = {};
   std::erase(pending_, session);
@@ -411,6 +434,7 @@ void Sessions::UpdateReady(Turn& turn, Session* session) {
   // What is left of the guarantee of one that goes on comes when others give it back: its blocks are its own meanwhile.
   const bool met = session->resumed || pool_.unmet(session->holder) == 0;
   session->ready = has_mapped && met && LeaseSink(turn, session);
+  if (session->ready) CameBack(session);
   if (has_mapped && met && !session->ready) {
     unequipped_.emplace(session->terms.id, session);
   } else {

@@ -35,6 +35,7 @@
 #include "server/pool/block_pool.h"
 #include "server/space/growth.h"
 #include "server/space/outbox.h"
+#include "server/space/recovered.h"
 #include "server/space/session.h"
 #include "server/space/turn.h"
 
@@ -84,6 +85,9 @@ class Sessions {
   absl::Status Enter(const Turn& turn, Session* session);
   // A session of an earlier daemon, which its members may come back to. REQUIRES: its holder is the pool's.
   void Resume(const Turn& turn, Session* session);
+  // What was found of the daemon before, and which of its sessions have come back.
+  Recovered& recovered() { return recovered_; }
+  const Recovered& recovered() const { return recovered_; }
   // A member is bound to its attachment, and hears of drain and pressure if they are on: slabs go out to it.
   void OnJoined(Turn& turn, Member* member, bool pressure);
   void OnSlabAck(Turn& turn, Member* member, const v1::SlabAck& ack);
@@ -155,6 +159,10 @@ class Sessions {
   bool MakeRoomForSink(const Turn& turn);
   // True if the session has its sink, or got it now.
   bool LeaseSink(const Turn& turn, Session* session);
+  // A session that was awaited is back.
+  void CameBack(Session* session);
+  // It has ended in place of that.
+  void LoseAwaited(Session* session, EndKind kind, const Member* member);
   // Whether the next slab waits for the session.
   void UpdateBehind(Session* session);
 
@@ -172,6 +180,7 @@ class Sessions {
   VirtualArray<uint32_t> sealer_;   // Indexed by block.
   uint32_t mapping_processes_ = 0;  // They were sent a slab and have not died.
   uint32_t keeping_processes_ = 0;  // Those of sessions that are gone, which do not give back.
+  Recovered recovered_;
   bool draining_ = false;
   uint64_t last_used_ms_ = 0;
 };

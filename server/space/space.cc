@@ -58,7 +58,9 @@ Space::Space(SpaceFacts facts, const PoolOptions& options, Parts parts)
       owner_(parts.owner),
       clock_(parts.clock),
       keeper_(parts.keeper),
-      measure_work_(parts.measure_work) {}
+      measure_work_(parts.measure_work) {
+  if (parts.verify) state.checks.TurnOn();
+}
 
 // --------------------------------------------------------------------------------------------------- turns
 
@@ -224,6 +226,7 @@ absl::Status Space::MakeSlab(Settlement* settlement) {
     return absl::UnavailableError(absl::StrCat("space ", facts.id, " is closed"));
   };
   uint64_t left_bytes = 0;
+  uint32_t made = 0;
   CancelGiveBack();
   {
     SpaceLock lock(*this);
@@ -238,6 +241,7 @@ absl::Status Space::MakeSlab(Settlement* settlement) {
       return absl::ResourceExhaustedError(
           absl::StrCat("space ", facts.id, " has all of its ", growth.made_blocks(), " blocks"));
     }
+    made = growth.made_blocks();
     left_bytes = (growth.max_blocks() - growth.made_blocks()) * geometry.block_stride_bytes;
   }
   const DeviceBudget::Want want{.tenant = facts.tenant,
@@ -255,6 +259,7 @@ absl::Status Space::MakeSlab(Settlement* settlement) {
     }
     return row.status();
   }
+  ExpectBlocks(made + row->block_count);
   LogInfo("slab made", {{"space", facts.id}, {"bytes", *bytes}, {"ranks", facts.devices.size()}});
   const bool room = budget_->Room(facts.rank_devices, facts.tenant) >= geometry.unit_bytes;
   {

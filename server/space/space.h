@@ -43,7 +43,6 @@ struct Resumable {
     std::shared_ptr<OldMember> old;
   };
   std::vector<Member> members;
-  bool incomplete = false;  // The log of one of its members is not there, or is damaged.
 };
 
 class Space {
@@ -60,6 +59,7 @@ class Space {
     std::unique_ptr<SpaceTable> table;
     KeeperLink* keeper = nullptr;
     bool measure_work = false;  // The processor time of each hold of mu.
+    bool verify = false;        // What is sealed gets a sum: ContentChecks.
   };
   Space(SpaceFacts facts, const PoolOptions& options, Parts parts);
 
@@ -80,6 +80,7 @@ class Space {
     // Of all sessions.
     std::vector<std::shared_ptr<OldMember>> members;
     std::vector<Resumable> sessions;  // They are of this space.
+    std::vector<LostSession> lost;    // This is known before.
   };
   // `resumed` gets the sessions that go on, once their members come back.
   RecoveredPool Recover(Inheritance inheritance, std::vector<std::shared_ptr<Session>>* resumed)
@@ -107,6 +108,11 @@ class Space {
   void BeginOpening(const GiveBack::Terms& of_rule) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void KeepTerms(const GiveBack::Terms& of_rule) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void EndOpening() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  // A match may have content to compare first. For those who have no lock; it is true for a while longer.
+  bool may_doubt() const { return may_doubt_.load(std::memory_order_relaxed); }
+  void LookWhetherItDoubts() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    may_doubt_.store(state.checks.compares(), std::memory_order_relaxed);
+  }
   // GiveBack::weight(), for those who have no lock.
   uint32_t weight() const { return weight_.load(std::memory_order_relaxed); }
 
@@ -121,6 +127,7 @@ class Space {
 
  private:
   std::atomic<uint32_t> weight_{0};
+  std::atomic<bool> may_doubt_{false};
   friend class SpaceLock;
   friend class SpaceTurn;
   void Lock() ABSL_EXCLUSIVE_LOCK_FUNCTION(mu);
@@ -130,14 +137,14 @@ class Space {
   // Sends what is in the outbox, in order, unless another thread is at it.
   void SendFrames(Settlement* settlement) ABSL_LOCKS_EXCLUDED(mu);
   absl::StatusOr<SlabRow> MakeRow(uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growth_mu);
+  void ExpectBlocks(uint32_t blocks) ABSL_NO_THREAD_SAFETY_ANALYSIS { state.pool.Expect(blocks); }
   // From its return on the next daemon finds the slab.
   absl::Status KeepRow(uint32_t slab, SlabRow* row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growth_mu);
   void DestroyRow(SlabRow row);
   absl::Status CopyAll(absl::Span<const GiveBack::Copy> copies);
   absl::Status SendFrame(OutgoingFrame out);
-  // Empty, or why the session can't go on.
-  std::string Resume(const Turn& turn, const RecoveredPool& found, Resumable* old)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  // Whether the session goes on.
+  WhyLost Resume(Turn& turn, const RecoveredPool& found, Resumable* old) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 
   DeviceBudget* const budget_;
   SpaceOwner* const owner_;

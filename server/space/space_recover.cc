@@ -1,5 +1,7 @@
 // Space::Recover, and what follows from it.
 #include <algorithm>
+#include <chrono>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,7 +25,7 @@ struct Recalled {
 
 // What the member's log has becomes what the member has, but for its parked verbs, which are added to `parked`. False: it
 // can't.
-bool RecallLog(Member* member, std::vector<Recalled>* parked) {
+bool RecallLog(Member* member, std::vector<Recalled>* parked, std::vector<BlockRef>* lent) {
   member->fence = member->log->fence();
   member->warmup_done = member->log->warmup_done();
   member->answers.RecallFloor(member->log->floor());
@@ -40,34 +42,51 @@ bool RecallLog(Member* member, std::vector<Recalled>* parked) {
         if (!result.ParseFromString(item.bytes)) return false;
         member->answers.Complete(item.sequence, item.index, result, item.on_stream);
         if (item.on_stream) member->completions.Add(item.sequence, item.index, result);
+        member->owed.Add(item.sequence, item.index, item.on_stream, OwedReleases::Of(result));
         break;
       }
       case MemberLog::Kind::kParked: {
         ParkedVerb verb{
             .member = member, .sequence = item.sequence, .index = item.index, .on_stream = item.on_stream};
-        if (!verb.operation.ParseFromString(item.bytes)) return false;
+        // Versions before this one did not say which verb it was that they had begun.
+        if (!verb.operation.ParseFromString(item.bytes) || verb.operation.verb_case() == 0) return false;
         parked->push_back({item.turn, std::move(verb)});
         break;
       }
+      case MemberLog::Kind::kLent:
+        for (size_t at = 0; at + sizeof(uint64_t) <= item.bytes.size(); at += sizeof(uint64_t)) {
+          uint64_t packed = 0;
+          std::memcpy(&packed, item.bytes.data() + at, sizeof(packed));
+          lent->push_back(BlockRef::Unpack(packed));
+        }
+        break;
+      case MemberLog::Kind::kHeard:
+        break;
     }
   }
   return true;
 }
 
-// The verbs of all members wait again, in the order in which they came. False: one of them would wait for nothing.
-bool ParkAgain(Session* session, std::vector<Recalled> parked) {
+// The verbs of all members wait again, in the order in which they came. An operation that was on a device starts anew, once the
+// session is ready, and a match that waited for a tier is answered with what is resident; what stood behind one still does.
+// True: there are such.
+bool ParkAgain(Turn& turn, Session* session, std::vector<Recalled> parked) {
   // Verbs of one turn are of one member.
   std::stable_sort(parked.begin(), parked.end(),
                    [](const Recalled& a, const Recalled& b) { return a.turn < b.turn; });
+  bool go_on = false;
   for (Recalled& recalled : parked) {
-    const uint64_t due = session->parked.WaitOf(recalled.verb.operation).due;
-    // Only a device operation holds up what waits for no step.
-    if (due <= session->passed) return false;
     recalled.verb.bytes = ParkedVerbs::BytesOf(recalled.verb.operation, session->terms.ranks);
-    session->parked.Name(due, BlockIdsOf(recalled.verb.operation));
-    session->parked.Park(due, std::move(recalled.verb));
+    const uint64_t due = session->parked.WaitOf(recalled.verb.operation).due;
+    if (due > session->passed) {
+      session->parked.Name(due, BlockIdsOf(recalled.verb.operation));
+      session->parked.Park(due, std::move(recalled.verb));
+    } else if (Batches::StandLast(turn, &recalled.verb).ok()) {
+      session->parked.ParkBehind(std::move(recalled.verb));
+      go_on = true;
+    }
   }
-  return true;
+  return go_on;
 }
 
 }  // namespace
@@ -75,6 +94,7 @@ bool ParkAgain(Session* session, std::vector<Recalled> parked) {
 RecoveredPool Space::Recover(Inheritance inheritance, std::vector<std::shared_ptr<Session>>* resumed) {
   MutexLock growth(&growth_mu);
   kept_table_ = std::move(inheritance.table);
+  const auto begin = std::chrono::steady_clock::now();
   uint64_t blocks = 0, bytes = 0;
   for (const SlabRow& row : inheritance.rows) {
     blocks += row.block_count;
@@ -85,7 +105,7 @@ RecoveredPool Space::Recover(Inheritance inheritance, std::vector<std::shared_pt
   // Before the pool forgets which turn was torn.
   for (Resumable& old : inheritance.sessions) {
     for (Resumable::Member& member : old.members) {
-      member.log->Follow(&state.pool);
+      member.log->Follow(&state.pool.undo_log());
       member.log->ForgetTorn();
       member.old->keeps = !member.log->unmaps();
     }
@@ -94,10 +114,11 @@ RecoveredPool Space::Recover(Inheritance inheritance, std::vector<std::shared_pt
   const RecoveredPool found = state.pool.Recover(turn.now, static_cast<uint32_t>(blocks - 1));
   state.growth.Adopt(std::move(inheritance.rows), turn.now);
   for (Resumable& old : inheritance.sessions) {
-    if (const std::string why = Resume(turn, found, &old); why.empty()) {
+    if (WhyLost why = Resume(turn, found, &old); !why.lost()) {
       resumed->push_back(old.session);
     } else {
-      LogInfo("session not resumed", {{"session", old.session->terms.id}, {"reason", why}});
+      const SessionTerms& terms = old.session->terms;
+      inheritance.lost.push_back({.id = terms.id, .client_name = terms.client_name, .why = std::move(why)});
       // A daemon that comes after this one may find a part of its logs.
       for (const Resumable::Member& member : old.members) {
         if (member.log != nullptr) member.log->OnEnded();
@@ -116,50 +137,72 @@ RecoveredPool Space::Recover(Inheritance inheritance, std::vector<std::shared_pt
   }
   state.sessions.AddMappingProcesses(inheritance.members.size(), CountKeeping(inheritance.members));
   state.old_sessions.Adopt(ended, std::move(inheritance.members));
-  state.counters.recovered_blocks += uint64_t{found.cached} + found.held;
-  state.counters.dropped_blocks += found.dropped;
+  LookWhetherItDoubts();
+  Recovered& recovered = state.sessions.recovered();
+  for (LostSession& lost : inheritance.lost) {
+    LogInfo("session not resumed", {{"session", lost.id}, {"reason", lost.why.text}});
+    recovered.Lose(std::move(lost));
+  }
+  recovered.any = true;
+  recovered.blocks = found;
+  recovered.blocks.sessions.clear();
+  // What sessions that go on have leased is leased again.
+  recovered.blocks.quarantined = state.pool.counts()[static_cast<size_t>(BlockState::kQuarantined)];
+  recovered.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return found;
 }
 
-std::string Space::Resume(const Turn& turn, const RecoveredPool& found, Resumable* old) {
+WhyLost Space::Resume(Turn& turn, const RecoveredPool& found, Resumable* old) {
   Session* const session = old->session.get();
   // One whose entering was torn was told nothing.
   std::erase_if(old->members, [](const auto& member) { return !member.log->entered(); });
   std::sort(old->members.begin(), old->members.end(),
             [](const auto& a, const auto& b) { return a.log->index() < b.log->index(); });
   for (Resumable::Member& member : old->members) {
-    if (std::string over = member.log->WhyOver(found.half_turn); !over.empty()) return over;
+    if (WhyLost over = member.log->WhyOver(found.half_turn); over.lost()) return over;
     const MemberIdentity& identity = member.identity;
     if (ProcessEnded(identity.credentials.pidfd->get())) {
-      return absl::StrCat("member ", member.log->index(), " (pid ", identity.credentials.pid, ") died");
+      return {SessionLoss::kDied,
+              absl::StrCat("member ", member.log->index(), " (pid ", identity.credentials.pid, ") died")};
     }
     if (member.log->index() != session->members.size() ||
         !session->CheckRole(identity.scheduler, identity.rank).ok()) {
-      return "not all of its members were kept";
+      return {SessionLoss::kIncomplete, "not all of its members were kept"};
     }
     session->AddMember(std::move(member.identity))->KeepIn(std::move(member.log));
   }
   const auto holds =
       std::find_if(found.sessions.begin(), found.sessions.end(),
                    [&](const RecoveredPool::Session& other) { return other.id == session->terms.id; });
-  if (holds == found.sessions.end() || session->members.empty()) return "it was never ready";
+  if (holds == found.sessions.end() || session->members.empty())
+    return {SessionLoss::kIncomplete, "it was never ready"};
   const BlockRef sink = session->members.front()->log->sink();
-  if (sink == kNullRef || state.pool.holds(holds->holder, sink.id) == 0) return "it was never ready";
+  if (sink == kNullRef || state.pool.holds(holds->holder, sink.id) == 0)
+    return {SessionLoss::kIncomplete, "it was never ready"};
   if (std::count(session->by_rank.begin(), session->by_rank.end(), nullptr) > 0) {
-    return "not all of its members were kept";
+    return {SessionLoss::kIncomplete, "not all of its members were kept"};
   }
   std::vector<Recalled> parked;
+  std::vector<BlockRef> lent;
   for (const auto& member : session->members) {
-    if (!RecallLog(member.get(), &parked)) return "the log of a member is damaged";
+    if (!RecallLog(member.get(), &parked, &lent))
+      return {SessionLoss::kDamaged, "the log of a member is damaged"};
   }
   session->UpdatePassed();
-  if (!ParkAgain(session, std::move(parked))) return "the log of a member is damaged";
-  if (!state.pool.Resume(holds->holder, session->limits())) return "the records of its blocks are damaged";
+  if (!state.pool.Resume(holds->holder, session->limits()))
+    return {SessionLoss::kDamaged, "the records of its blocks are damaged"};
+  // All of this is done in the turn of the recovery, or not at all.
+  const Turn::Unbroken unbroken(turn);
+  // Blocks that operations would have written: none of them was ever over.
+  std::vector<Verdict> verdicts(lent.size());
+  state.pool.Release(holds->holder, turn.now, lent, absl::MakeSpan(verdicts));
+  for (const auto& member : session->members) member->log->Return();
   session->holder = holds->holder;
   session->sink = sink;
+  if (ParkAgain(turn, session, std::move(parked))) batches.GoOnWhenReady(old->session);
   session->CountParked();
   state.sessions.Resume(turn, session);
-  return "";
+  return {};
 }
 
 void Space::CollectOldSessions() {

@@ -39,6 +39,9 @@ SpaceSnapshot SnapshotOf(const SpaceState& state, uint64_t now) {
   snapshot.pressure = state.pressure.on();
   snapshot.pool = state.pool.counters();
   snapshot.counters = state.counters;
+  snapshot.checks = state.checks.counters;
+  snapshot.doubted = state.pool.doubted();
+  snapshot.recovered = state.sessions.recovered();
   snapshot.below = state.below.counters;
   snapshot.give_back = state.give_back.counters;
   snapshot.share_blocks = state.give_back.share_blocks;

@@ -33,6 +33,9 @@ struct SpaceSnapshot {
   SpaceCounters counters;
   BelowCounters below;
   GiveBackCounters give_back;
+  Recovered recovered;
+  CheckCounters checks;
+  uint32_t doubted = 0;       // BlockPool::doubted.
   uint32_t share_blocks = 0;  // SetShare's.
   uint32_t limit_blocks = 0;  // Growth::max_blocks, without the null block.
   uint32_t weight = 0;        // GiveBack::weight.

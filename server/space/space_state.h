@@ -1,4 +1,4 @@
-// All of a space that changes, but for the verbs: the pool, and six parts around it, each of which knows
+// All of a space that changes, but for the verbs: the pool, and seven parts around it, each of which knows
 // those above it.
 //
 //   growth     slabs, and whether to make another       (growth.h)
@@ -6,6 +6,7 @@
 //   sessions   who is in the space, and is to be told   (sessions.h)
 //   pressure   watermarks, and what follows from them   (pressure.h)
 //   below      what has left the pool, and comes back   (below.h)
+//   checks     whether blocks hold what was sealed      (content_checks.h)
 //   give_back  slabs that are to be the device's again  (give_back.h)
 //
 // Not thread-safe: the space's mutex is around it. Time comes in as an argument, or with the turn.
@@ -23,6 +24,7 @@
 #include "server/pool/block_pool.h"
 #include "server/replacement/policies/async_policy.h"
 #include "server/space/below.h"
+#include "server/space/content_checks.h"
 #include "server/space/give_back.h"
 #include "server/space/growth.h"
 #include "server/space/old_sessions.h"
@@ -43,8 +45,6 @@ struct SpaceCounters {
   std::array<uint64_t, 24> refused_blocks{};  // Those that an operation was not applied to, but to others.
   std::array<uint64_t, 8> shortfalls{};       // Indexed by v1::Shortfall.
   uint64_t batches = 0;
-  // By BlockPool::Recover: blocks that are cached or held again, and sealed ones that are lost as their records are damaged.
-  uint64_t recovered_blocks = 0, dropped_blocks = 0;
   uint64_t growth_failures = 0;  // Slabs that a device refused although the budget had room.
 };
 
@@ -72,6 +72,7 @@ class SpaceState {
   Sessions sessions;
   Pressure pressure;
   Below below;
+  ContentChecks checks;
   GiveBack give_back;
 
   // ---- What metrics read. Nothing branches on it, but for the breaker and a log line said once.

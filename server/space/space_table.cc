@@ -1,5 +1,6 @@
 #include "server/space/space_table.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <string_view>
@@ -30,12 +31,12 @@ struct Header {
   char hash_seed[kSeedBytes];
 };
 constexpr char kTableMagic[8] = {'k', 'v', 'p', 's', 'p', 'a', 'c', 'e'};
-constexpr uint32_t kFirstWithReaders = 6;
+constexpr uint32_t kFirstWithSums = 7;
 
 struct Readers {
   uint32_t oldest;
-  // Stored by an older build that takes the table over. 0: none has. The version that it is of does not trust what is behind
-  // that one's part then.
+  // Stored by an older build that takes the table over. 0: none has. What is behind that one's part is out of date then: the
+  // version that it is of trusts only what says by itself that it is not.
   uint32_t had_by;
 };
 
@@ -124,22 +125,23 @@ absl::Status SpaceTable::Read() {
   const bool may_read = ReadsTable(kSpaceTableVersion, kOldestTableRead, header.version, 0);
   if (!may_read) return Unreadable(header.version);
   const uint64_t readers_at = sizeof(header) + uint64_t{header.tenant_bytes} + header.opening_bytes;
-  const bool has_readers = header.version >= kFirstWithReaders;
-  const uint64_t end = readers_at + (has_readers ? sizeof(Readers) : 0);
-  if (header.pool_at < end || header.pool_at % kPoolAlignment != 0 || header.geometry.max_blocks == 0 ||
-      header.pool_at > memory_.bytes()) {
+  if (header.pool_at < readers_at + sizeof(Readers) || header.pool_at % kPoolAlignment != 0 ||
+      header.geometry.max_blocks == 0 || header.pool_at > memory_.bytes()) {
     return Damaged("its sizes do not fit together");
   }
-  const uint64_t checked = has_readers ? readers_at + offsetof(Readers, had_by) : end;
-  const std::string_view behind(memory_.data() + sizeof(header), checked - sizeof(header));
+  const std::string_view behind(memory_.data() + sizeof(header),
+                                readers_at + offsetof(Readers, had_by) - sizeof(header));
   if (header.checksum != ChecksumOf(header, behind)) return Damaged("its checksum is another");
   Readers readers{};
-  if (has_readers) std::memcpy(&readers, memory_.data() + readers_at, sizeof(readers));
+  std::memcpy(&readers, memory_.data() + readers_at, sizeof(readers));
   if (!ReadsTable(kSpaceTableVersion, kOldestTableRead, header.version, readers.oldest))
     return Unreadable(header.version);
-  const uint64_t pool_bytes = PoolTable::Bytes(header.geometry.max_blocks, header.sessions);
+  has_sums_ = header.version >= kFirstWithSums;
+  const uint64_t pool_bytes = has_sums_
+                                  ? PoolTable::Bytes(header.geometry.max_blocks, header.sessions)
+                                  : PoolTable::BytesWithoutSums(header.geometry.max_blocks, header.sessions);
   const uint64_t there = memory_.bytes() - header.pool_at;
-  if (header.version > kSpaceTableVersion ? there < pool_bytes : there != pool_bytes)
+  if (header.version == kSpaceTableVersion ? there != pool_bytes : there < pool_bytes)
     return Damaged("its sizes do not fit together");
   if (header.version > kSpaceTableVersion) {
     readers.had_by = kSpaceTableVersion;
@@ -149,8 +151,7 @@ absl::Status SpaceTable::Read() {
   if (!opening_.ParseFromArray(behind.data() + header.tenant_bytes, static_cast<int>(header.opening_bytes))) {
     return Damaged("the opening in it is none");
   }
-  // Those without a word for it are read by their own build and the next.
-  version_ = {.version = header.version, .oldest_reader = has_readers ? readers.oldest : header.version};
+  version_ = {.version = header.version, .oldest_reader = readers.oldest};
   space_ = header.space;
   geometry_ = header.geometry;
   tenant_scope_ = std::string(behind.substr(0, header.tenant_bytes));
@@ -160,9 +161,18 @@ absl::Status SpaceTable::Read() {
   return absl::OkStatus();
 }
 
+uint32_t SpaceTable::sealed_blocks() const {
+  const PoolTable pool(memory_.data() + pool_at_, geometry_.max_blocks, sessions_);
+  uint32_t sealed = 0;
+  for (uint32_t b = 1; b < std::min(pool.begun.blocks, geometry_.max_blocks); ++b)
+    sealed += pool.records[b].resident();
+  return sealed;
+}
+
 void SpaceTable::Hold(PoolOptions* options) const {
   options->table = memory_.data() + pool_at_;
   options->table_sessions = sessions_;
+  options->table_has_sums = has_sums_;
 }
 
 }  // namespace kvpool

@@ -4,8 +4,8 @@
 //   header    version, sizes, geometry, hash seed, checksum of it and of the three behind it
 //   tenant    its scope
 //   opening   the OpenSession that made the space, without its token
-//   readers   from version 6 on: the oldest version that reads this, and the oldest that has had it since
-//   pool      server/pool/pool_table.h
+//   readers   the oldest version that reads this, and the oldest that has had it since
+//   pool      server/pool/pool_table.h; from version 7 on with sums of content
 //
 // A daemon reads its own version and the one before. It also reads the next one, if that says so: then all that it knows is
 // where it expects it, and what is new lies behind. As it lets that go stale, it leaves word that it was here.
@@ -26,9 +26,9 @@
 namespace kvpool {
 
 // It counts up with every change of what is kept, the pool's table and members' logs included.
-inline constexpr uint32_t kSpaceTableVersion = 6;
+inline constexpr uint32_t kSpaceTableVersion = 7;
 // The oldest that is read, and the oldest that reads this one.
-inline constexpr uint32_t kOldestTableRead = 5, kOldestTableReader = 6;
+inline constexpr uint32_t kOldestTableRead = 6, kOldestTableReader = 6;
 
 // Whether a build of version `own`, which reads versions from `oldest_read` on, reads what one of version `kept` has written,
 // which says that versions from `oldest_reader` on can.
@@ -60,6 +60,8 @@ class SpaceTable {
   const TableVersion& version() const { return version_; }
 
   int fd() const { return memory_.fd(); }
+  // In its pool, as far as their records say so: all of them are looked at.
+  uint32_t sealed_blocks() const;
   // Makes these the options of a pool that lives here.
   void Hold(PoolOptions* options) const;
 
@@ -75,6 +77,7 @@ class SpaceTable {
   v1::OpenSession opening_;
   uint64_t pool_at_ = 0;
   uint32_t sessions_ = 0;
+  bool has_sums_ = false;
 };
 
 }  // namespace kvpool

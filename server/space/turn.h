@@ -26,6 +26,8 @@ class Turn {
   static constexpr size_t kNames = 1024;
   // Counts work. The mutex is kept.
   void Worked(size_t names) { worked_ += names; }
+  // Since the mutex was taken.
+  size_t worked() const { return worked_; }
   // After much work lets go of the mutex, lets those in who wait, and takes it again. Anything may have changed
   // then: the session may have ended, and its holder may be another's.
   void Breathe() {

@@ -48,6 +48,7 @@ absl::StatusCode CodeOf(Verdict verdict) {
     case Verdict::kTooFar:
       return absl::StatusCode::kResourceExhausted;
     case Verdict::kUnmapped:
+    case Verdict::kDoubted:
       return absl::StatusCode::kUnavailable;
   }
   return absl::StatusCode::kInternal;
@@ -233,7 +234,9 @@ bool BlockVerbs::Lease(Session* session, const v1::Lease& lease, TimeMs now, v1:
         state_.growth.Lease(session->holder, now, lease.count() - before, before == 0 ? lease.min() : 0,
                             &refs_, static_cast<uint32_t>(Turn::kNames));
     if (!leased.growing) shortfall = WireShortfall(leased.outcome.shortfall);
-    answer->mutable_blocks()->Reserve(answer->blocks_size() + static_cast<int>(refs_.size()));
+    // All of it at once: with each part that is as large the copy of what is there would be as much work.
+    answer->mutable_blocks()->Reserve(
+        static_cast<int>(leased.outcome.more ? lease.count() : before + refs_.size()));
     for (const BlockRef ref : refs_) answer->mutable_blocks()->AddAlreadyReserved(ref.Pack());
     if (leased.outcome.more) return true;
   }
@@ -296,10 +299,11 @@ void BlockVerbs::Seal(Session* session, const v1::Seal& seal, const Part& part, 
     const SealVerdict& outcome = outcomes_[i];
     const auto index = static_cast<uint32_t>(part.begin + i);
     result->mutable_canonical()->AddAlreadyReserved(outcome.canonical.Pack());
-    if (outcome.verdict == Verdict::kUnmapped) {
-      RefuseUnmapped(session, index, entries_[i], result->mutable_refused());
+    if (outcome.verdict == Verdict::kUnmapped || outcome.verdict == Verdict::kDoubted) {
+      RefuseForNow(session, index, entries_[i], outcome.verdict, result->mutable_refused());
     } else if (outcome.verdict == Verdict::kDone) {
       state_.sessions.SetSealer(outcome.canonical.id, *session);
+      state_.checks.Sealed(outcome.canonical);
       if (state_.below.wants_sealed()) state_.below.Sealed(outcome.canonical, entries_[i].keys.back());
     } else if (outcome.verdict != Verdict::kDuplicate) {
       const BlockRef ref = BlockRef::Unpack(seal.blocks(static_cast<int>(index)));
@@ -308,17 +312,18 @@ void BlockVerbs::Seal(Session* session, const v1::Seal& seal, const Part& part, 
   }
 }
 
-void BlockVerbs::RefuseUnmapped(Session* session, uint32_t index, const SealEntry& entry,
-                                Refusals* refusals) {
+void BlockVerbs::RefuseForNow(Session* session, uint32_t index, const SealEntry& entry, Verdict verdict,
+                              Refusals* refusals) {
   v1::Refusal* refusal = refusals->Add();
   refusal->set_index(index);
   refusal->set_code(Code(absl::StatusCode::kUnavailable));
   if (refusals->size() > kExplainedRefusals || session->explained == kExplainedOfBatch) return;
   ++session->explained;
-  refusal->set_message(absl::StrCat("the key is that of block ",
-                                    Index(state_.pool.Find(entry.keys.back()).id),
-                                    ", in a slab that a member of the session has not mapped yet: seal again "
-                                    "when it has"));
+  refusal->set_message(absl::StrCat(
+      "the key is that of block ", Index(state_.pool.Find(entry.keys.back()).id),
+      verdict == Verdict::kDoubted ? ", which is to be compared first with what was sealed: seal again later"
+                                   : ", in a slab that a member of the session has not mapped yet: seal "
+                                     "again when it has"));
 }
 
 bool BlockVerbs::Match(Turn& turn, Session* session, const v1::Match& match, v1::OperationResult* result) {
@@ -338,16 +343,17 @@ bool BlockVerbs::Match(Turn& turn, Session* session, const v1::Match& match, v1:
     turn.Worked(keys);
     ShortMatch(turn, session, match, answer);
   }
-  if (state_.below.on() && answer->miss() != v1::MISS_REASON_NONE) ReportBelow(turn, *session, match, answer);
+  if (state_.below.on() && answer->miss() != v1::MISS_REASON_NONE)
+    ReportBelow(turn, *session, match, keys, answer);
   return true;
 }
 
-void BlockVerbs::ReportBelow(Turn& turn, const Session& session, const v1::Match& match,
+void BlockVerbs::ReportBelow(Turn& turn, const Session& session, const v1::Match& match, size_t keys,
                              v1::MatchResult* answer) {
-  turn.Worked(Below::kMostLooked);
+  turn.Worked(Below::Looked(keys));
   Below::Found found = state_.below.Report(match, answer);
   if (!match.prefetch()) return;
-  turn.Worked(Below::kMostLooked);
+  turn.Worked(Below::Looked(keys));
   found = state_.below.Look(match, answer->tokens(), Below::Unknown::kTried);
   if (found.blocks.empty()) return;
   const auto promotion =
@@ -523,6 +529,7 @@ std::string BlockVerbs::Explain(const Session& session, BlockRef ref, Verdict ve
     case Verdict::kDuplicate:
     case Verdict::kUnknownBlock:
     case Verdict::kUnmapped:
+    case Verdict::kDoubted:
       return block;
     case Verdict::kStale:
       if (view->ref.generation == ref.generation) {

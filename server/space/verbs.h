@@ -66,12 +66,15 @@ class BlockVerbs {
   // Gives back a part of what was leased. True: there is more.
   bool GiveBack(Session* session, TimeMs now, v1::LeaseResult* answer);
   void Seal(Session* session, const v1::Seal& seal, const Part& part, TimeMs now, v1::SealResult* result);
-  void RefuseUnmapped(Session* session, uint32_t index, const SealEntry& entry, Refusals* refusals);
+  void RefuseForNow(Session* session, uint32_t index, const SealEntry& entry, Verdict verdict,
+                    Refusals* refusals);
   // False: the session ended meanwhile.
   bool Match(Turn& turn, Session* session, const v1::Match& match, v1::OperationResult* result);
   void ShortMatch(Turn& turn, Session* session, const v1::Match& match, v1::MatchResult* answer);
   // Says what of the match is below the pool, and brings it up if that is wished.
-  void ReportBelow(Turn& turn, const Session& session, const v1::Match& match, v1::MatchResult* answer);
+  // `keys`: how many the match names.
+  void ReportBelow(Turn& turn, const Session& session, const v1::Match& match, size_t keys,
+                   v1::MatchResult* answer);
   void SampleReuse(TimeMs now, const v1::Match& match);
   // Only released blocks that are sealed are recorded.
   void LogHint(const Session& session, TimeMs now, const UseHint& hint);

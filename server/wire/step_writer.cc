@@ -157,18 +157,22 @@ void WriteHere(const v1::OperationResult& result, BytesOut* bytes) {
 
 }  // namespace
 
+size_t MostOfStep(const v1::StepResponse& response) {
+  size_t most = 2 * (1 + kMostOfVarint);  // The sequence and the count of free blocks.
+  for (const v1::OperationResult& result : response.results()) {
+    const size_t here = MostHere(result);
+    most += here != 0 ? here : 1 + kMostOfVarint + result.ByteSizeLong();
+  }
+  return most;
+}
+
 void WriteStep(const v1::StepResponse& response, std::string* bytes) {
   if (response.code() != 0 || !response.message().empty() || !response.completions().empty() ||
       !response.notices().empty()) {
     response.SerializeToString(bytes);
     return;
   }
-  size_t most = 2 * (1 + kMostOfVarint);  // The sequence and the count of free blocks.
-  for (const v1::OperationResult& result : response.results()) {
-    const size_t here = MostHere(result);
-    most += here != 0 ? here : 1 + kMostOfVarint + result.ByteSizeLong();
-  }
-  bytes->resize(most);
+  bytes->resize(MostOfStep(response));
   BytesOut out(bytes->data());
   out.VarintField(VarintTag(v1::StepResponse::kSequenceFieldNumber), response.sequence());
   for (const v1::OperationResult& result : response.results()) {

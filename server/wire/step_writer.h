@@ -6,6 +6,7 @@
 #ifndef KVPOOL_SERVER_WIRE_STEP_WRITER_H_
 #define KVPOOL_SERVER_WIRE_STEP_WRITER_H_
 
+#include <cstddef>
 #include <string>
 
 #include "kvpool/v1/engine.pb.h"
@@ -14,6 +15,8 @@ namespace kvpool {
 
 // Makes of `bytes` what `response` is on the wire. Its memory is used again.
 void WriteStep(const v1::StepResponse& response, std::string* bytes);
+// As many bytes as WriteStep needs for the results at most, if nothing else is in the response.
+size_t MostOfStep(const v1::StepResponse& response);
 
 }  // namespace kvpool
 

@@ -154,17 +154,35 @@ uint64_t CountNames(const v1::Operation& operation) {
   return names;
 }
 
-uint64_t CountNames(const v1::StepRequest& request) {
-  uint64_t names = 0;
-  for (const v1::Operation& operation : request.operations()) names += CountNames(operation);
-  return names;
+BatchSize SizeOf(absl::Span<const v1::Operation* const> operations) {
+  BatchSize size;
+  for (const v1::Operation* const operation : operations) {
+    const uint64_t names = CountNames(*operation);
+    size.names += names;
+    switch (operation->verb_case()) {
+      case v1::Operation::kLease:
+      case v1::Operation::kMatch:
+      case v1::Operation::kRelease:
+        break;
+      case v1::Operation::kFence:
+        size.fences = true;
+        break;
+      case v1::Operation::kCloseSession:
+        size.closes = true;
+        break;
+      default:
+        size.beside += WeightOf(*operation) - names + NumbersOf(*operation);
+        break;
+    }
+  }
+  return size;
 }
 
-absl::Status ValidateBatch(const v1::StepRequest& request) {
+absl::Status ValidateBatch(const v1::StepRequest& request, const BatchSize& size) {
   RETURN_IF_ERROR(CheckKnown("step", request));
   if (request.sequence() == 0) return Invalid("sequence is 0; sequences start at 1");
   RETURN_IF_ERROR(CheckRange("operations in the batch", request.operations_size(), 0, kMaxBatchOperations));
-  return CheckRange("blocks and keys in the batch", CountNames(request), 0, kMaxNames);
+  return CheckRange("blocks and keys in the batch", size.names, 0, kMaxNames);
 }
 
 absl::Status ValidateCall(const v1::Call& call, const v1::Operation& operation) {

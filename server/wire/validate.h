@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "kvpool/v1/engine.pb.h"
 #include "kvpool/v1/operator.pb.h"
 #include "proto/support/limits.h"
@@ -21,12 +22,20 @@ absl::Status ValidateOpenSession(const v1::OpenSession& request);
 absl::Status ValidateAddMember(const v1::AddMember& request);
 absl::Status ValidateClientName(const std::string& name);
 
-// How many blocks and keys a verb, or a batch, names. Nothing has to be checked before.
+// How many blocks and keys a verb names. Nothing has to be checked before.
 uint64_t CountNames(const v1::Operation& operation);
-uint64_t CountNames(const v1::StepRequest& request);
+
+// What the operations of a batch come to, by one look at each. Nothing has to be checked before.
+struct BatchSize {
+  uint64_t names = 0;
+  uint64_t beside = 0;  // What is heavy about them but their names, as the work that so many names are.
+  bool fences = false;
+  bool closes = false;  // It ends the session.
+};
+BatchSize SizeOf(absl::Span<const v1::Operation* const> operations);
 
 // The batch as a whole: sequence, counts. Its operations are checked one by one.
-absl::Status ValidateBatch(const v1::StepRequest& request);
+absl::Status ValidateBatch(const v1::StepRequest& request, const BatchSize& size);
 // Likewise for a unary call and its one operation.
 absl::Status ValidateCall(const v1::Call& call, const v1::Operation& operation);
 // `groups`: how many layer groups the space has.

@@ -1,4 +1,6 @@
 // A daemon with a keeper, killed under its engines: what was sealed is found again, and no block has two owners.
+#include "server/keeper/keeper.h"
+
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -8,6 +10,8 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -33,6 +37,7 @@
 #include "kvpool/v1/attach.pb.h"
 #include "proto/support/attach_socket.h"
 #include "proto/support/unique_fd.h"
+#include "server/keeper/keeper_frames.h"
 #include "tests/client/session_fixture.h"
 
 namespace kvpool {
@@ -50,10 +55,8 @@ pid_t PidIn(const std::string& directory) {
   return at == std::string::npos ? 0 : atoi(text.str().c_str() + at + 6);
 }
 
-// Kills the daemon, not its keeper, and returns when the next one serves; 0: none came.
-pid_t KillDaemon(const DaemonProcess& daemon) {
-  const pid_t killed = PidIn(daemon.directory());
-  if (killed <= 0 || kill(killed, SIGKILL) != 0) return 0;
+// Returns when the daemon that comes after that one serves; 0: none came.
+pid_t AwaitNext(const DaemonProcess& daemon, pid_t killed) {
   for (const Deadline deadline = Soon(); std::chrono::steady_clock::now() < deadline;) {
     const pid_t next = PidIn(daemon.directory());
     if (next != 0 && next != killed) return next;
@@ -62,8 +65,27 @@ pid_t KillDaemon(const DaemonProcess& daemon) {
   return 0;
 }
 
+// Kills the daemon, not its keeper, and waits for the next one.
+pid_t KillDaemon(const DaemonProcess& daemon) {
+  const pid_t killed = PidIn(daemon.directory());
+  if (killed <= 0 || kill(killed, SIGKILL) != 0) return 0;
+  return AwaitNext(daemon, killed);
+}
+
+UniqueFd ConnectStream(const std::string& path) {
+  UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, path.c_str(), sizeof(address.sun_path) - 1);
+  const bool connected = connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+  return connected ? std::move(socket) : UniqueFd();
+}
+
 class KeeperTest : public SessionTest {
  protected:
+  void MakeGap();
+  // Kills daemons under engines that write; with each of so many, if any, its keeper first, in whose place another one comes.
+  void KillUnderWriters(int keeper_after);
   // A daemon goes on without its keeper, and would outlive the test.
   void TearDown() override {
     if (daemon_ == nullptr) return;
@@ -589,14 +611,132 @@ TEST_F(KeeperTest, ADaemonGoesOnWithoutItsKeeper) {
   kill(daemon, SIGKILL);
 }
 
+// ------------------------------------------------------------------------------- between two daemons
+
+// The daemon is gone, and its keeper, which is stopped, has not started the next one.
+void KeeperTest::MakeGap() {
+  daemon_->Signal(SIGSTOP);
+  const pid_t daemon = PidIn(daemon_->directory());
+  const UniqueFd death(static_cast<int>(syscall(SYS_pidfd_open, daemon, 0)));
+  ASSERT_EQ(kill(daemon, SIGKILL), 0);
+  pollfd waiting{death.get(), POLLIN, 0};
+  ASSERT_EQ(poll(&waiting, 1, 60'000), 1);
+}
+
+uint64_t InodeOf(const std::string& path) {
+  struct stat facts;
+  return lstat(path.c_str(), &facts) == 0 ? facts.st_ino : 0;
+}
+
+TEST_F(KeeperTest, BetweenTwoDaemonsNobodyTakesTheirPlace) {
+  StartWithKeeper();
+  auto session = Open();
+  ASSERT_NE(session, nullptr);
+  const std::vector<PrefixKey> keys = KeysOf(*session, 1, 8);
+  Share(session.get(), keys);
+  MakeGap();
+  const TemporaryDirectory elsewhere;
+  const auto start = [&](const std::string& socket, const std::string& state_dir) {
+    return RunProgram({DaemonProcess::Program(), "--device=host", "--capacity=32MiB", "--socket=" + socket,
+                       "--state-dir=" + state_dir, "--metrics-listen="});
+  };
+  const ProgramEnd same_socket = start(daemon_->socket(), elsewhere.path());
+  EXPECT_EQ(same_socket.exit_code, 1);
+  EXPECT_THAT(same_socket.output, HasSubstr(daemon_->socket() + ".lock is locked by another kvpoold"));
+  const ProgramEnd same_state = start(elsewhere.path() + "/kvpoold.sock", daemon_->directory());
+  EXPECT_EQ(same_state.exit_code, 1);
+  EXPECT_THAT(same_state.output,
+              HasSubstr(daemon_->directory() + "/kvpoold.lock is locked by another kvpoold"));
+  daemon_->Signal(SIGCONT);
+  auto second = Open();
+  ASSERT_NE(second, nullptr) << daemon_->Log();
+  const auto hit = Match(second.get(), keys);
+  ASSERT_TRUE(hit.ok()) << hit.status();
+  EXPECT_EQ(hit->groups[0].size(), 8u) << daemon_->Log();
+  EXPECT_EQ(daemon_->Stop(), 0) << daemon_->Log();
+  for (const std::string& path : {daemon_->socket(), daemon_->attach_socket(), daemon_->socket() + ".lock",
+                                  daemon_->directory() + "/kvpoold.lock"}) {
+    EXPECT_EQ(InodeOf(path), 0u) << path << " is left by an end in good order";
+  }
+}
+
+TEST_F(KeeperTest, WhoConnectsBetweenTwoDaemonsIsServedByTheNext) {
+  StartWithKeeper();
+  const uint64_t socket = InodeOf(daemon_->socket()), attach_socket = InodeOf(daemon_->attach_socket());
+  MakeGap();
+  auto attached = ConnectAttachSocket(daemon_->attach_socket());
+  ASSERT_TRUE(attached.ok()) << attached.status();
+  v1::AttachFrame frame;
+  frame.mutable_hello()->set_protocol(1);
+  frame.mutable_hello()->set_client_name("early");
+  ASSERT_TRUE(SendFrame(attached->get(), frame).ok());
+  const UniqueFd stream = ConnectStream(daemon_->socket());
+  ASSERT_TRUE(stream.valid());
+  // The preface of HTTP/2, and settings that have nothing in them.
+  const char preface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0";
+  ASSERT_EQ(send(stream.get(), preface, sizeof(preface), MSG_NOSIGNAL),
+            static_cast<ssize_t>(sizeof(preface)));
+  daemon_->Signal(SIGCONT);
+  const auto outcome = ReceiveFrame(attached->get(), &frame, nullptr);
+  ASSERT_TRUE(outcome.ok()) << outcome.status() << daemon_->Log();
+  EXPECT_TRUE(frame.has_welcome()) << frame.ShortDebugString();
+  char answer[9];
+  EXPECT_EQ(recv(stream.get(), answer, sizeof(answer), MSG_WAITALL), 9) << daemon_->Log();
+  EXPECT_EQ(answer[3], 4) << "these are no settings";
+  EXPECT_EQ(InodeOf(daemon_->socket()), socket);
+  EXPECT_EQ(InodeOf(daemon_->attach_socket()), attach_socket);
+}
+
+TEST_F(KeeperTest, ASocketThatSomebodyRemovedIsBoundAnew) {
+  StartWithKeeper();
+  const pid_t killed = PidIn(daemon_->directory());
+  MakeGap();
+  const auto lost = ConnectAttachSocket(daemon_->attach_socket());
+  ASSERT_TRUE(lost.ok()) << lost.status();
+  unlink(daemon_->socket().c_str());
+  unlink(daemon_->attach_socket().c_str());
+  daemon_->Signal(SIGCONT);
+  // Who waits at the old one does not wait for ever.
+  v1::AttachFrame frame;
+  const auto outcome = ReceiveFrame(lost->get(), &frame, nullptr);
+  EXPECT_TRUE(!outcome.ok() || *outcome == ReceiveOutcome::kHangup);
+  ASSERT_NE(AwaitNext(*daemon_, killed), 0) << daemon_->Log();
+  EXPECT_NE(Open(), nullptr) << daemon_->Log();
+}
+
+// Where the state directory can't be written and the clock is behind.
+TEST_F(KeeperTest, TheEpochGrowsByWhatTheKeeperKnows) {
+  const TemporaryDirectory directory;
+  const uint64_t ahead = uint64_t{1} << 60;
+  std::ofstream(directory.path() + "/epoch") << ahead << "\n";
+  auto daemon = DaemonProcess::Start(
+      {.directory = directory.path(), .flags = {"--keeper=on", "--keeper-deaths=1000000"}});
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  daemon_ = *std::move(daemon);
+  unlink((directory.path() + "/epoch").c_str());
+  ASSERT_EQ(mkdir((directory.path() + "/epoch.new").c_str(), 0700), 0);
+  for (uint64_t start = 2; start < 5; ++start) {
+    ASSERT_NE(KillDaemon(*daemon_), 0) << daemon_->Log();
+    const std::string epoch = absl::StrCat("epoch=", ahead + start, " ");
+    EXPECT_THAT(daemon_->AwaitInLog(epoch), HasSubstr(epoch));
+  }
+  TearDown();
+  daemon_ = nullptr;
+}
+
 TEST_F(KeeperTest, GivesUpOnADaemonThatCanNotStart) {
   StartWithKeeper();
   const std::string away = daemon_->directory() + ".away";
   const std::string log = daemon_->directory() + "/log";
-  const pid_t daemon = PidIn(daemon_->directory());
+  MakeGap();
+  const auto waits = ConnectAttachSocket(daemon_->attach_socket());
+  ASSERT_TRUE(waits.ok()) << waits.status();
   ASSERT_EQ(rename(daemon_->directory().c_str(), away.c_str()), 0);
-  kill(daemon, SIGKILL);
+  daemon_->Signal(SIGCONT);
   const int status = daemon_->End(0);  // It ends by itself.
+  v1::AttachFrame frame;
+  const auto outcome = ReceiveFrame(waits->get(), &frame, nullptr);
+  EXPECT_TRUE(!outcome.ok() || *outcome == ReceiveOutcome::kHangup) << "who connected in between waits still";
   ASSERT_EQ(rename(away.c_str(), daemon_->directory().c_str()), 0);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << status;
   EXPECT_THAT(daemon_->Log(), HasSubstr("keeper gives up"));
@@ -703,6 +843,381 @@ TEST_F(KeeperTest, ADaemonThatCanNotStartAtAllIsSaidAtOnce) {
                                      "--socket=/tmp/kvpool-no-such-directory/kvpoold.sock"});
   EXPECT_EQ(end.exit_code, 2) << end.output;
   EXPECT_THAT(end.output, Not(HasSubstr("gives up")));
+}
+
+// ------------------------------------------------------------------------------- a keeper that is killed
+
+// A keeper in the place of one that started `daemon`, or beside it; its log is the daemon's.
+class AnotherKeeper {
+ public:
+  explicit AnotherKeeper(const std::string& directory, std::vector<std::string> flags = {"--keeper=on"}) {
+    flags.insert(flags.begin(),
+                 {DaemonProcess::Program(), "--device=host", "--capacity=32MiB", "--slab-bytes=4MiB",
+                  "--socket=" + directory + "/kvpoold.sock", "--state-dir=" + directory,
+                  "--metrics-listen=", "--shutdown-grace=200ms", "--keeper-deaths=1000000"});
+    const std::string log = directory + "/log";
+    std::vector<char*> pointers;
+    for (std::string& flag : flags) pointers.push_back(flag.data());
+    pointers.push_back(nullptr);
+    pid_ = fork();
+    if (pid_ == 0) {
+      dup2(open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600), STDERR_FILENO);
+      execv(pointers[0], pointers.data());
+      _exit(127);
+    }
+  }
+  ~AnotherKeeper() {
+    if (pid_ <= 0) return;
+    kill(pid_, SIGSTOP);
+    siginfo_t stopped;
+    waitid(P_PID, static_cast<id_t>(pid_), &stopped, WSTOPPED | WEXITED | WNOWAIT);
+    std::ifstream children(absl::StrCat("/proc/", pid_, "/task/", pid_, "/children"));
+    for (pid_t child; children >> child;) kill(child, SIGKILL);
+    End(SIGKILL);
+  }
+  pid_t pid() const { return pid_; }
+  // Sends a signal, 0 for none, and answers the exit status; -1: a signal ended it.
+  int End(int signal) {
+    int status = 0;
+    kill(pid_, signal);
+    waitpid(std::exchange(pid_, 0), &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+
+ private:
+  pid_t pid_ = 0;
+};
+
+TEST_F(KeeperTest, AKeeperThatIsKilledCostsNothing) {
+  StartWithKeeper();
+  auto session = Open();
+  ASSERT_NE(session, nullptr);
+  const std::vector<PrefixKey> before = KeysOf(*session, 1, 8), alone = KeysOf(*session, 2, 8),
+                               marks = KeysOf(*session, 3, 4);
+  Share(session.get(), before);
+  auto mine = session->LeaseWithin(4, Soon());
+  ASSERT_TRUE(mine.ok()) << mine.status();
+  for (size_t i = 0; i < 4; ++i) Stamp(session->data((*mine)[i]), marks[i]);
+  EXPECT_EQ(daemon_->Metric("kvpool_keeper_up"), 1);
+  const pid_t daemon = PidIn(daemon_->directory());
+  daemon_->Kill();
+  Share(session.get(), alone);
+  auto other = Open();
+  ASSERT_NE(other, nullptr);
+  EXPECT_THAT(daemon_->AwaitInLog("keeper lost"), HasSubstr("keeper lost"));
+  EXPECT_EQ(daemon_->Metric("kvpool_keeper_up"), 0);
+  AnotherKeeper keeper(daemon_->directory());
+  EXPECT_THAT(daemon_->AwaitInLog("keeper found"), HasSubstr("keeper found"));
+  EXPECT_EQ(daemon_->Metric("kvpool_keeper_up"), 1);
+  EXPECT_EQ(PidIn(daemon_->directory()), daemon);
+  for (int kills = 0; kills < 3; ++kills) {
+    ASSERT_NE(KillDaemon(*daemon_), 0) << daemon_->Log();
+    for (Session* each : {session.get(), other.get()}) {
+      for (const auto& keys : {before, alone}) {
+        size_t found = 0;
+        for (const Deadline deadline = Soon(); found != 8 && std::chrono::steady_clock::now() < deadline;) {
+          const auto hit = Match(each, keys);
+          ASSERT_TRUE(hit.ok()) << hit.status() << daemon_->Log();
+          found = hit->groups[0].size();
+          for (size_t i = 0; i < found; ++i)
+            EXPECT_TRUE(HasStamp(each->data(hit->groups[0][i]), keys[i])) << i;
+        }
+        EXPECT_EQ(found, 8u) << daemon_->Log();
+      }
+    }
+  }
+  for (size_t i = 0; i < 4; ++i) EXPECT_TRUE(HasStamp(session->data((*mine)[i]), marks[i])) << i;
+  EXPECT_TRUE(session->status().ok()) << session->status();
+  EXPECT_TRUE(other->status().ok()) << other->status();
+  EXPECT_EQ(keeper.End(SIGTERM), 0) << daemon_->Log();
+  EXPECT_EQ(PidIn(daemon_->directory()), 0) << "the daemon serves still";
+}
+
+TEST_F(KeeperTest, AKeeperTellsADaemonThatItHasNotStartedToEnd) {
+  StartWithKeeper();
+  const pid_t daemon = PidIn(daemon_->directory());
+  daemon_->Kill();
+  AnotherKeeper keeper(daemon_->directory());
+  daemon_->AwaitInLog("keeper found");
+  ASSERT_EQ(kill(keeper.pid(), SIGHUP), 0);
+  EXPECT_THAT(daemon_->AwaitInLog("SIGHUP"), HasSubstr("SIGHUP, and no --access to read again"));
+  EXPECT_EQ(PidIn(daemon_->directory()), daemon);
+  EXPECT_EQ(keeper.End(SIGTERM), 0) << daemon_->Log();
+  EXPECT_EQ(PidIn(daemon_->directory()), 0) << "the daemon serves still";
+}
+
+TEST_F(KeeperTest, AKeeperThatIsToldToEndWhileItWaitsEndsTheDaemonThatComes) {
+  StartWithKeeper();
+  const pid_t daemon = PidIn(daemon_->directory());
+  ASSERT_EQ(kill(daemon, SIGSTOP), 0);
+  daemon_->Kill();
+  AnotherKeeper keeper(daemon_->directory());
+  daemon_->AwaitInLog("waiting for the daemon that serves");
+  ASSERT_EQ(kill(keeper.pid(), SIGTERM), 0);
+  ASSERT_EQ(kill(daemon, SIGCONT), 0);
+  EXPECT_EQ(keeper.End(0), 0) << daemon_->Log();
+  EXPECT_EQ(PidIn(daemon_->directory()), 0) << "the daemon serves still";
+}
+
+TEST_F(KeeperTest, ADaemonWhoseSocketWasRemovedIsWaitedForByItsLocks) {
+  StartWithKeeper();
+  const pid_t daemon = PidIn(daemon_->directory());
+  daemon_->Kill();
+  ASSERT_EQ(unlink(daemon_->socket().c_str()), 0);
+  ASSERT_EQ(unlink((daemon_->socket() + ".lock").c_str()), 0);
+  AnotherKeeper keeper(daemon_->directory());
+  EXPECT_THAT(daemon_->AwaitInLog("keeper found"), HasSubstr("keeper found"));
+  EXPECT_EQ(PidIn(daemon_->directory()), daemon);
+}
+
+TEST_F(KeeperTest, ADaemonThatHangsInItsEndIsKilled) {
+  StartWithKeeper("32MiB", {"--tier-flush=0s"});
+  const pid_t daemon = PidIn(daemon_->directory());
+  ASSERT_EQ(kill(daemon, SIGSTOP), 0);
+  EXPECT_EQ(daemon_->Stop(), 128 + SIGKILL);
+  EXPECT_THAT(daemon_->Log(), HasSubstr("daemon killed"));
+  EXPECT_NE(kill(daemon, 0), 0);
+}
+
+// How many sockets have this path: who listens there, and those who wait to be heard.
+size_t SocketsAt(const std::string& path) {
+  std::ifstream table("/proc/net/unix");
+  size_t sockets = 0;
+  for (std::string line; std::getline(table, line);) sockets += line.ends_with(" " + path) ? 1 : 0;
+  return sockets;
+}
+
+TEST_F(KeeperTest, ADaemonThatComesBackToItsKeeperHasServed) {
+  StartWithKeeper();
+  const pid_t daemon = PidIn(daemon_->directory());
+  daemon_->Signal(SIGSTOP);
+  // The keeper does not answer for as long as a daemon waits.
+  ASSERT_NE(Open(), nullptr) << daemon_->Log();
+  EXPECT_THAT(daemon_->AwaitInLog("keeper lost"), HasSubstr("keeper lost"));
+  for (const Deadline deadline = Soon(); SocketsAt(daemon_->directory() + "/keeper.sock") < 2;)
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+  ASSERT_EQ(kill(daemon, SIGSTOP), 0);
+  daemon_->Signal(SIGCONT);
+  EXPECT_THAT(daemon_->AwaitInLog("daemon came"), HasSubstr("daemon came"));
+  ASSERT_EQ(kill(daemon, SIGKILL), 0);
+  EXPECT_NE(AwaitNext(*daemon_, daemon), 0) << daemon_->Log();
+}
+
+TEST_F(KeeperTest, AFileThatIsNoSocketIsNotReplacedByOne) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/keeper.sock";
+  std::ofstream(path) << "mine";
+  // Its daemon has no directory to serve in, so that the keeper ends in any case.
+  AnotherKeeper keeper(directory.path(),
+                       {"--keeper=on", "--socket=" + directory.path() + "/none/kvpoold.sock"});
+  EXPECT_EQ(keeper.End(0), 1);
+  struct stat facts;
+  ASSERT_EQ(stat(path.c_str(), &facts), 0);
+  EXPECT_TRUE(S_ISREG(facts.st_mode));
+}
+
+TEST_F(KeeperTest, AKeeperEndsWithADaemonThatItHasNotStarted) {
+  StartWithKeeper();
+  const pid_t daemon = PidIn(daemon_->directory());
+  daemon_->Kill();
+  AnotherKeeper keeper(daemon_->directory());
+  daemon_->AwaitInLog("keeper found");
+  ASSERT_EQ(kill(daemon, SIGTERM), 0);
+  EXPECT_EQ(keeper.End(0), 0) << daemon_->Log();
+  EXPECT_EQ(PidIn(daemon_->directory()), 0);
+}
+
+TEST_F(KeeperTest, OneKeeperAtATimeHasThePlace) {
+  StartWithKeeper();
+  AnotherKeeper beside(daemon_->directory());
+  EXPECT_EQ(beside.End(0), 1);
+  EXPECT_THAT(daemon_->AwaitInLog("keeper not started"),
+              HasSubstr("keeper.sock.lock is locked by another kvpoold"));
+  daemon_->Kill();
+  AnotherKeeper one(daemon_->directory()), two(daemon_->directory());
+  daemon_->AwaitInLog("keeper found");
+  daemon_->AwaitInLog("keeper not started", 2);
+  EXPECT_NE(KillDaemon(*daemon_), 0) << daemon_->Log();
+}
+
+UniqueFd CallKeeper(const std::string& directory) {
+  auto socket = ConnectAttachSocket(directory + "/keeper.sock");
+  EXPECT_TRUE(socket.ok()) << socket.status();
+  return socket.ok() ? *std::move(socket) : UniqueFd();
+}
+
+TEST_F(KeeperTest, StrangersAtItsSocketHurtNobody) {
+  StartWithKeeper();
+  auto session = Open();
+  ASSERT_NE(session, nullptr);
+  const std::vector<PrefixKey> keys = KeysOf(*session, 1, 8);
+  Share(session.get(), keys);
+  std::vector<UniqueFd> silent;
+  for (size_t i = 0; i < 3 * kMostCallers; ++i) silent.push_back(CallKeeper(daemon_->directory()));
+  // Only so many are heard.
+  char byte;
+  for (size_t i = 0; i < 2 * kMostCallers; ++i) EXPECT_EQ(recv(silent[i].get(), &byte, 1, 0), 0) << i;
+  const UniqueFd garbage = CallKeeper(daemon_->directory());
+  ASSERT_EQ(send(garbage.get(), "hello", 5, MSG_NOSIGNAL), 5);
+  EXPECT_LE(recv(garbage.get(), &byte, 1, 0), 0);
+  const UniqueFd newer = CallKeeper(daemon_->directory());
+  KeeperFrame frame;
+  frame.version = kKeeperVersion + 1;
+  ASSERT_TRUE(SendKeeperFrame(newer.get(), frame).ok());
+  UniqueFd fd;
+  ASSERT_TRUE(ReceiveKeeperFrame(newer.get(), &frame, &fd).ok());
+  EXPECT_EQ(frame.verb, KeeperVerb::kRefused);
+  const std::string versions = absl::StrCat("its frames have version ", kKeeperVersion + 1);
+  EXPECT_THAT(std::string(frame.text()), HasSubstr(versions));
+  EXPECT_THAT(daemon_->AwaitInLog(versions), HasSubstr(versions));
+  // What it has is shown to nobody while its daemon lives.
+  const UniqueFd rival = CallKeeper(daemon_->directory());
+  ASSERT_TRUE(SendKeeperFrame(rival.get(), KeeperFrame()).ok());
+  ASSERT_TRUE(ReceiveKeeperFrame(rival.get(), &frame, &fd).ok());
+  EXPECT_EQ(frame.verb, KeeperVerb::kRefused);
+  EXPECT_THAT(std::string(frame.text()), HasSubstr("it serves another daemon"));
+  ASSERT_NE(KillDaemon(*daemon_), 0) << daemon_->Log();
+  auto second = Open();
+  ASSERT_NE(second, nullptr) << daemon_->Log();
+  const auto hit = Match(second.get(), keys);
+  ASSERT_TRUE(hit.ok()) << hit.status();
+  EXPECT_EQ(hit->groups[0].size(), 8u) << daemon_->Log();
+}
+
+TEST_F(KeeperTest, OtherUsersAreNotHeardByIt) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can be another user";
+  StartWithKeeper();
+  const std::string path = daemon_->directory() + "/keeper.sock";
+  struct stat facts;
+  ASSERT_EQ(stat(path.c_str(), &facts), 0);
+  EXPECT_EQ(facts.st_mode & 0777, 0600u);
+  // As if the mode did not hold.
+  ASSERT_EQ(chmod(path.c_str(), 0666), 0);
+  ASSERT_EQ(chmod(daemon_->directory().c_str(), 0755), 0);
+  const pid_t other = fork();
+  if (other == 0) {
+    if (setuid(54321) != 0) _exit(1);
+    const auto socket = ConnectAttachSocket(path);
+    if (!socket.ok()) _exit(2);
+    SendKeeperFrame(socket->get(), KeeperFrame()).IgnoreError();
+    char byte;
+    _exit(recv(socket->get(), &byte, 1, 0) > 0 ? 3 : 0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(other, &status, 0), other);
+  EXPECT_EQ(status, 0);
+  EXPECT_THAT(daemon_->AwaitInLog("caller refused"), HasSubstr("uid=54321"));
+}
+
+// -------------------------------------------------------------------------------- a keeper that only keeps
+
+class KeeperOnlyTest : public KeeperTest {
+ protected:
+  std::vector<std::string> KeeperFlags() const {
+    return {"--keeper-only", "--keeper-socket=" + directory_.path() + "/keeper.sock"};
+  }
+  void AwaitKeeper() const {
+    for (const Deadline deadline = Soon(); !ConnectAttachSocket(directory_.path() + "/keeper.sock").ok();) {
+      ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+    }
+  }
+  // The next daemon, which somebody starts.
+  void StartNext() {
+    daemon_ = nullptr;
+    auto daemon = DaemonProcess::Start(
+        {.directory = directory_.path(), .flags = {"--keeper=socket:" + directory_.path() + "/keeper.sock"}});
+    ASSERT_TRUE(daemon.ok()) << daemon.status();
+    daemon_ = *std::move(daemon);
+  }
+  size_t Find(Session* session, const std::vector<PrefixKey>& keys) {
+    size_t found = 0;
+    for (const Deadline deadline = Soon(); found == 0 && std::chrono::steady_clock::now() < deadline;) {
+      const auto hit = Match(session, keys);
+      if (!hit.ok()) return 0;
+      found = hit->groups[0].size();
+      for (size_t i = 0; i < found; ++i)
+        EXPECT_TRUE(HasStamp(session->data(hit->groups[0][i]), keys[i])) << i;
+    }
+    return found;
+  }
+  // Of the daemon's process, which is the test's child.
+  void TearDown() override { daemon_ = nullptr; }
+
+  const TemporaryDirectory directory_;
+};
+
+TEST_F(KeeperOnlyTest, WhoeverComesNextGoesOn) {
+  AnotherKeeper keeper(directory_.path(), KeeperFlags());
+  AwaitKeeper();
+  StartNext();
+  auto session = Open();
+  ASSERT_NE(session, nullptr);
+  const std::vector<PrefixKey> keys = KeysOf(*session, 1, 8);
+  Share(session.get(), keys);
+  for (int kills = 0; kills < 3; ++kills) {
+    daemon_->Kill();
+    StartNext();
+    EXPECT_EQ(Find(session.get(), keys), 8u) << daemon_->Log();
+    EXPECT_TRUE(session->status().ok()) << session->status();
+  }
+  // One that is told to end is followed, too: nobody is told, and what is held stays its holder's.
+  auto mine = session->LeaseWithin(4, Soon());
+  ASSERT_TRUE(mine.ok()) << mine.status();
+  const std::vector<PrefixKey> marks = KeysOf(*session, 2, 4);
+  for (size_t i = 0; i < 4; ++i) Stamp(session->data((*mine)[i]), marks[i]);
+  for (int ends = 0; ends < 3; ++ends) {
+    EXPECT_EQ(daemon_->Stop(), 0) << daemon_->Log();
+    StartNext();
+    EXPECT_EQ(Find(session.get(), keys), 8u) << daemon_->Log();
+    ASSERT_TRUE(session->status().ok()) << session->status();
+  }
+  for (size_t i = 0; i < 4; ++i) EXPECT_TRUE(HasStamp(session->data((*mine)[i]), marks[i])) << i;
+  auto client = tools::OperatorClient::Open({.socket = daemon_->socket(), .deadline = absl::Seconds(60)});
+  ASSERT_TRUE(client.ok()) << client.status();
+  EXPECT_THAT(std::string((*client)->Upgrade({}).status().message()), HasSubstr("keeper starts none"));
+}
+
+TEST_F(KeeperOnlyTest, MayComeLateAndBeKilled) {
+  StartNext();
+  auto session = Open();
+  ASSERT_NE(session, nullptr);
+  const std::vector<PrefixKey> keys = KeysOf(*session, 1, 8);
+  Share(session.get(), keys);
+  {
+    AnotherKeeper keeper(directory_.path(), KeeperFlags());
+    daemon_->AwaitInLog("keeper found");
+  }
+  AnotherKeeper keeper(directory_.path(), KeeperFlags());
+  daemon_->AwaitInLog("keeper found", 2);
+  daemon_->Kill();
+  StartNext();
+  EXPECT_EQ(Find(session.get(), keys), 8u) << daemon_->Log();
+  EXPECT_TRUE(session->status().ok()) << session->status();
+  EXPECT_EQ(keeper.End(SIGTERM), 0);
+  EXPECT_EQ(Find(session.get(), keys), 8u) << "the daemon ended with its keeper";
+}
+
+TEST_F(KeeperOnlyTest, SaysNoSignalThatNobodySaw) {
+  AnotherKeeper keeper(directory_.path(), KeeperFlags());
+  AwaitKeeper();
+  StartNext();
+  daemon_->End(SIGABRT);
+  const std::string log = daemon_->AwaitInLog("daemon ended");
+  EXPECT_THAT(log, HasSubstr("seen=false"));
+  EXPECT_THAT(log, Not(HasSubstr("signal=9")));
+}
+
+TEST_F(KeeperOnlyTest, ServesOneDaemonAtATime) {
+  AnotherKeeper keeper(directory_.path(), KeeperFlags());
+  AwaitKeeper();
+  StartNext();
+  const TemporaryDirectory elsewhere;
+  const ProgramEnd other =
+      RunProgram({DaemonProcess::Program(), "--device=host", "--capacity=32MiB",
+                  "--socket=" + elsewhere.path() + "/kvpoold.sock",
+                  "--metrics-listen=", "--keeper=socket:" + directory_.path() + "/keeper.sock"});
+  EXPECT_EQ(other.exit_code, 1);
+  EXPECT_THAT(other.output, HasSubstr("it serves another daemon, pid "));
 }
 
 // ------------------------------------------------------------------------------------------ seeded kills
@@ -822,10 +1337,11 @@ class Writer {
 
 // KVPOOL_KILLS says how many, for a longer run by hand.
 // Its writers are forked, so nothing in its process may have used gRPC before: it runs alone, as ctest runs each test.
-TEST_F(KeeperTest, KillsOfTheDaemonLoseNoSealAndGiveNoBlockTwice) {
+void KeeperTest::KillUnderWriters(int keeper_after) {
   const char* const asked = std::getenv("KVPOOL_KILLS");
   const int kills = asked == nullptr ? 20 : atoi(asked);
   StartWithKeeper("192MiB", {"--low-watermark=0", "--high-watermark=0"});
+  std::unique_ptr<AnotherKeeper> keeper;
   auto* const oracle = static_cast<Oracle*>(
       mmap(nullptr, sizeof(Oracle), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   std::vector<pid_t> writers;
@@ -856,6 +1372,13 @@ TEST_F(KeeperTest, KillsOfTheDaemonLoseNoSealAndGiveNoBlockTwice) {
     for (const Deadline deadline = Soon(); oracle->rounds < enough;) {
       ASSERT_LT(std::chrono::steady_clock::now(), deadline) << "kill " << i << "\n" << daemon_->Log();
       std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+    if (keeper_after > 0 && i % keeper_after == keeper_after - 1) {
+      keeper == nullptr ? daemon_->Kill() : static_cast<void>(keeper->End(SIGKILL));
+      keeper = std::make_unique<AnotherKeeper>(
+          daemon_->directory(), std::vector<std::string>{"--keeper=on", "--capacity=192MiB",
+                                                         "--low-watermark=0", "--high-watermark=0"});
+      daemon_->AwaitInLog("keeper found", i / keeper_after + 1);
     }
     ASSERT_NE(KillDaemon(*daemon_), 0) << "kill " << i << "\n" << daemon_->Log();
   }
@@ -894,6 +1417,12 @@ TEST_F(KeeperTest, KillsOfTheDaemonLoseNoSealAndGiveNoBlockTwice) {
   EXPECT_EQ(counts.free() + counts.cached(), counts.capacity()) << counts.ShortDebugString();
   std::printf("%d kills, %u chains of %u blocks sealed and found\n", kills, chains, kChain);
   munmap(oracle, sizeof(Oracle));
+}
+
+TEST_F(KeeperTest, KillsOfTheDaemonLoseNoSealAndGiveNoBlockTwice) { KillUnderWriters(/*keeper_after=*/0); }
+
+TEST_F(KeeperTest, KillsOfDaemonsAndTheirKeepersLoseNoSealAndGiveNoBlockTwice) {
+  KillUnderWriters(/*keeper_after=*/4);
 }
 
 }  // namespace

@@ -277,9 +277,10 @@ TEST_F(UpgradeTest, AProgramOfAnotherVersionIsRefusedAndBothAreNamedUnlessItStar
     program[mark + 32] = static_cast<char>(oldest);
     std::ofstream(path, std::ios::binary | std::ios::trunc) << program;
   };
-  write(kSpaceTableVersion - 1, 0);
-  EXPECT_THAT(RefusalOf(path), HasSubstr(absl::StrCat("reads versions ", kSpaceTableVersion - 1, " to ",
-                                                      kSpaceTableVersion - 1, " of the state")));
+  // The one before may be able to: what is kept says from which version on.
+  write(kOldestTableReader - 1, 0);
+  EXPECT_THAT(RefusalOf(path), HasSubstr(absl::StrCat("reads versions ", kOldestTableReader - 1, " to ",
+                                                      kOldestTableReader - 1, " of the state")));
   write(kSpaceTableVersion + 1, kSpaceTableVersion + 1);
   EXPECT_THAT(RefusalOf(path), HasSubstr("of the state"));
   write(kSpaceTableVersion + 1, kSpaceTableVersion);
@@ -305,6 +306,38 @@ TEST_F(UpgradeTest, AProgramOfAnotherVersionIsRefusedAndBothAreNamedUnlessItStar
   ASSERT_EQ(chmod((path + "er").c_str(), 0755), 0);
   request.set_binary(path + "er");
   EXPECT_THAT(Refusal(request), HasSubstr("speaks version 99 with its keeper"));
+}
+
+// One of before takes its locks before it asks the keeper, and binds for itself.
+TEST_F(UpgradeTest, OnlyAProgramThatTakesThePlaceOverFindsIt) {
+  StartWithKeeper();
+  const auto sockets = [this] {
+    struct stat socket, attach_socket;
+    EXPECT_EQ(lstat(daemon_->socket().c_str(), &socket), 0);
+    EXPECT_EQ(lstat(daemon_->attach_socket().c_str(), &attach_socket), 0);
+    return std::make_pair(socket.st_ctim.tv_nsec, attach_socket.st_ctim.tv_nsec);
+  };
+  auto session = Open();
+  ASSERT_NE(session, nullptr);
+  const std::vector<PrefixKey> keys = KeysOf(*session, 1, 8);
+  Share(session.get(), keys);
+  const auto first = sockets();
+  ASSERT_TRUE(Upgrade().ok());
+  EXPECT_EQ(sockets(), first);
+
+  std::string program = TextOf(DaemonProcess::Program());
+  const size_t mark = program.find("kvpoold takes over from");
+  ASSERT_NE(mark, std::string::npos);
+  const size_t place = program.find("+ place.", mark);
+  ASSERT_LT(place, mark + 64);
+  program[place] = '-';
+  const std::string path = CopyOf(KVPOOL_UPGRADE_STUB, "before");
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << program;
+  const auto info = UpgradeTo(path);
+  ASSERT_TRUE(info.ok()) << info.status() << daemon_->Log();
+  EXPECT_EQ(info->outcome(), v1::UPGRADE_OUTCOME_DONE) << info->reason() << daemon_->Log();
+  EXPECT_NE(sockets(), first);
+  EXPECT_EQ(Found(session.get(), keys), 8u) << daemon_->Log();
 }
 
 // Of a cold start that fails all comes back.

@@ -5,6 +5,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ pytest.importorskip("xllamacpp", reason="needs llama.cpp: tests/engines.sh insta
 
 import ggufs
 import kvpool
-from daemon import Daemon
+from daemon import Daemon, KeptDaemon
 from kvpool_llama_cpp import Engine, LlamaError
 
 HERE = pathlib.Path(__file__).parent
@@ -254,6 +255,28 @@ def test_a_daemon_that_is_lost_while_serving(small, tmp_path):
                 assert engine.generate(prompt(200), 8) == said and engine.found == found and engine.cache.attached
         finally:
             daemon.close()
+
+
+def test_kills_of_the_daemon(small):
+    """With a keeper an engine goes on through them, and finds again what it had computed."""
+    daemon = KeptDaemon()
+    try:
+        with open_engine(small, daemon) as engine, open_engine(small) as own:
+            said = own.generate(prompt(200), 8)
+            with daemon.killed_every(0.2) as kills:
+                while kills[0] < 20:
+                    assert engine.generate(prompt(200), 8) == said and engine.cache.attached
+                    engine.reset()
+            until = time.monotonic() + 60
+            while True:
+                assert engine.generate(prompt(200), 8) == said
+                if engine.found == 192:
+                    break
+                assert time.monotonic() < until
+                engine.reset()
+                time.sleep(0.05)
+    finally:
+        daemon.close()
 
 
 def test_bad_input(daemon, small, tmp_path):

@@ -57,7 +57,7 @@ def daemon():
     daemon = Daemon(capacity="64MiB", slab="2MiB")
     yield daemon
     with contextlib.suppress(ProcessLookupError):
-        daemon.process.send_signal(signal.SIGCONT)
+        daemon.go_on()
     daemon.close()
 
 
@@ -347,12 +347,12 @@ def test_a_daemon_that_goes_between_exists_and_get(daemon, opened, end):
         # Nobody holds what this process still sees in its memory.
         assert get(backend, kv, 4) == [False] * 4
     else:
-        daemon.process.send_signal(signal.SIGSTOP)
+        daemon.stop()
         assert get(backend, kv, 4) == [True] * 4 and all(torch.equal(page(kv, i), pages[i]) for i in range(4))
     eventually(lambda: get(backend, kv, 6) == [False] * 6)
     fill(kv, 1)
     assert backend.batch_exists(keys(6)) == 0 and put(backend, kv, range(6)) == [False] * 6
-    daemon.start() if end == "killed" else daemon.process.send_signal(signal.SIGCONT)
+    daemon.start() if end == "killed" else daemon.go_on()
     eventually(lambda: put(backend, kv, range(6)) == [True] * 6)
     fill(kv, 2)
     assert get(backend, kv, 6) == [True] * 6 and all(torch.equal(page(kv, i), pages[i]) for i in range(6))

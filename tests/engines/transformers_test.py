@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import types
 
 import pytest
@@ -13,7 +14,8 @@ import torch
 import kvpool
 from kvpool_transformers import KvPoolCache, fingerprint_of, open_session
 from kvpool_transformers.model import ModelFacts
-from models import PLACE, gemma, generate, llama, prompt
+from daemon import KeptDaemon
+from models import DEVICE, PLACE, gemma, generate, llama, prompt
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -110,6 +112,30 @@ def test_kill_9_in_the_middle_of_a_generation(daemon):
             logits = model(torch.tensor([[said[-1]]], device=PLACE), past_key_values=cache).logits
         assert said == own
     engine.stdin.close(), engine.stdout.close()
+
+
+def test_kills_of_the_daemon():
+    """With a keeper an engine goes on through them, with a budget too, and finds again what it had computed."""
+    daemon = KeptDaemon(capacity="256MiB", slab="16MiB", device=DEVICE)
+    try:
+        model, ids = llama(), prompt(300)
+        own = generate(model, ids)
+        with open_session(model, socket=daemon.socket) as session:
+            pruned = generate(model, ids, KvPoolCache(session, policy="paged_eviction", budget=64), tokens=100)
+            with daemon.killed_every(0.3) as kills:
+                while kills[0] < 20:
+                    assert generate(model, ids, KvPoolCache(session, prompt=ids)) == own
+                    cache = KvPoolCache(session, policy="paged_eviction", budget=64)
+                    assert generate(model, ids, cache, tokens=100) == pruned
+            session.flush()
+            until = time.monotonic() + 60
+            while (cache := KvPoolCache(session, prompt=ids)).shared != 288:
+                assert time.monotonic() < until
+                time.sleep(0.05)
+            assert generate(model, ids, cache) == own
+            assert session.counters["refused"] == 0
+    finally:
+        daemon.close()
 
 
 @pytest.mark.parametrize("policy", ["paged_eviction", "streaming_llm", "keydiff", "inverse_key_l2", "random", "recency"])

@@ -2,7 +2,6 @@
 a block is damaged, or somebody dies. Needs what vllm_test.py needs.
 """
 
-import signal
 import time
 
 import pytest
@@ -304,13 +303,13 @@ def test_a_daemon_that_does_not_answer(daemon, engine, stock):
     asked = prompts(6, seed=34, shortest=100)
     own = stock.generate(asked)["tokens"]
     assert one.generate(asked[:2])["tokens"] == own[:2]
-    daemon.process.send_signal(signal.SIGSTOP)
+    daemon.stop()
     try:
         assert one.generate(asked)["tokens"] == own
         facts = one.ask("facts")
         assert facts["lookup"]["late_answers"] > 0 and facts["detached"] is False
     finally:
-        daemon.process.send_signal(signal.SIGCONT)
+        daemon.go_on()
     # Once it answers, it is asked again.
     one.ask("flush")
     asked_before, deadline = one.ask("facts")["lookup"]["asked_requests"], time.monotonic() + 60

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import signal
 
 import pytest
 
@@ -120,14 +119,14 @@ def test_requests_that_come_while_it_is_stopped(daemon, engine, stock):
     asked = prompts(30, seed=81, shortest=40, longest=60)
     own = stock.generate(asked)["tokens"]
     assert one.generate(asked)["tokens"] == own
-    daemon.process.send_signal(signal.SIGSTOP)
+    daemon.stop()
     try:
         for prompt, tokens in zip(asked, own):
             assert one.generate([prompt])["tokens"] == [tokens]
         # Once for match_timeout; then, by the clock, once in _QUIET_S at most.
         assert 1 <= one.ask("facts")["pool"]["late_answers"] < 10
     finally:
-        daemon.process.send_signal(signal.SIGCONT)
+        daemon.go_on()
     await_shared(one)
     assert one.generate(asked)["tokens"] == own
 

@@ -200,8 +200,15 @@ def say_what_was_done(numbers, daemon, instance, did, own, evicted):
         say("Decisions outside the lock", 0, {**instance, "policy": "", "outcome": outcome}, number)
     numbers.say_count("Time of a policy decision", instance, decided["in_time",] + decided["late",])
     say("Memory that went to other spaces", 0, instance, log.count(" slab given back "))
-    for i in range(2):
-        say("Recovered after a restart", i, instance, 0)  # Nothing restarted.
+    for i in range(2):  # Nothing restarted.
+        say("Sessions after a restart", i, instance, 0)
+    for i in range(3):
+        say("Recovered after a restart", i, instance, 0)  # There is no keeper either.
+    say("How the daemon started", 0, {**instance, "start": "no_keeper"}, 1)
+    say("How the daemon started", 1, instance, 0)
+    say("Time of a start", 0, instance, 0)
+    for i in range(4):
+        say("Blocks verified", i, instance, 0)  # Without --verify nothing is.
     say("Log lines dropped", 0, instance, 0)  # The log is a file.
     say("Log lines dropped", 1, instance, 0)
     say("Servers of the tier", 0, instance, 0)  # The tier is a folder.
@@ -240,6 +247,7 @@ OWN = [
     ("Memory that went to other spaces", 1, "kvpool_moved_blocks_total", ["space"], 0),
     ("Memory that went to other spaces", 2, "kvpool_give_back_missed_total", ["space"], 0),
     ("Memory that went to other spaces", 3, "kvpool_give_back_asked_total", ["space"], 0),
+    ("Time of a start", 1, "kvpool_first_answer_seconds", [], 0),
     ("Memory of features", 0, "kvpool_feature_cache_bytes", ["device"], 0),
     ("Processors", 0, "process_cpu_seconds_total", [], 5),
 ]

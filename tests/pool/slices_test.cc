@@ -1,5 +1,7 @@
 // What one call may do is bounded, whatever a session holds and however long chains are: the rest is refused,
 // or done by Tidy slice by slice. The model's pools are far too small for that.
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -331,6 +333,26 @@ TEST(Guarantee, ThatWasNotPromisedWholeEndsWithItsSession) {
 }
 
 // ----------------------------------------------------------------------------------------- large capacities
+
+// As many pages as it was told, no verb's touch any more.
+TEST(VirtualArrayTest, WhatIsPopulatedIsThere) {
+  constexpr size_t kPage = 4096, kPages = 2000;
+  VirtualArray<uint64_t> array(kPages * kPage / sizeof(uint64_t));
+  const auto there = [&](size_t page) {
+    unsigned char is_there = 0;
+    EXPECT_EQ(mincore(reinterpret_cast<char*>(&array[0]) + page * kPage, kPage, &is_there), 0);
+    return (is_there & 1) != 0;
+  };
+  for (const size_t pages : {size_t{600}, size_t{100}, kPages}) {
+    array.Populate(pages * kPage / sizeof(uint64_t));
+    size_t found = 0;
+    for (size_t page = 0; page < pages; ++page) found += there(page);
+    EXPECT_EQ(found, pages);
+    if (pages == 600) {
+      EXPECT_FALSE(there(kPages - 1));
+    }
+  }
+}
 
 TEST(PrefixIndex, HasABucketForEachOfMoreThanHalfOfAllIds) {
   VirtualArray<BlockRecord> records(16);

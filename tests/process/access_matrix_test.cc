@@ -67,8 +67,8 @@ const std::map<std::string, Need>& Needs() {
                              "PutEpisode", "ChooseEpisode", "CloseSession", "Step"}) {
       rows->emplace(absl::StrCat("kvpool.v1.Engine.", verb), Need::kOwnToken);
     }
-    for (const char* verb :
-         {"ListSpaces", "ListSessions", "ListBlocks", "GetStats", "Explain", "GetPolicies", "ListTiers"}) {
+    for (const char* verb : {"ListSpaces", "ListSessions", "ListBlocks", "GetStats", "Explain", "GetPolicies",
+                             "GetRecovery", "ListTiers"}) {
       rows->emplace(absl::StrCat("kvpool.v1.Operator.", verb), Need::kObserver);
     }
     for (const char* verb : {"Evict", "Erase", "Revoke", "EndSession", "Drain", "PinPrefix", "SetPolicy",

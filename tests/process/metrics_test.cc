@@ -18,19 +18,24 @@ namespace kvpool {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::Pair;
 using ::testing::UnorderedElementsAre;
 
 using Labels = std::map<std::string, std::string>;
 
+std::vector<prometheus::MetricFamily> Families(const DaemonSnapshot& daemon) {
+  return CollectMetrics({.daemon = [&daemon] { return daemon; },
+                         .rpc = [] { return RpcStats::Totals(); },
+                         .attach = [] { return AttachStats(); },
+                         .keeper_up = [] { return true; },
+                         .build = {.version = "1", .cuda = "built without"}});
+}
+
 // {labels: value} of the family.
 std::map<Labels, double> Family(const DaemonSnapshot& daemon, const std::string& name) {
-  const MetricSources sources{.daemon = [&daemon] { return daemon; },
-                              .rpc = [] { return RpcStats::Totals(); },
-                              .attach = [] { return AttachStats(); },
-                              .build = {.version = "1", .cuda = "built without"}};
   std::map<Labels, double> samples;
-  for (const prometheus::MetricFamily& family : CollectMetrics(sources)) {
+  for (const prometheus::MetricFamily& family : Families(daemon)) {
     if (family.name != name) continue;
     for (const prometheus::ClientMetric& metric : family.metric) {
       Labels labels;
@@ -96,6 +101,62 @@ TEST(MetricsTest, WhatWasRefusedIsCountedByVerb) {
               ElementsAre(Pair(Labels{{"verb", "fence"}}, 2), Pair(Labels{{"verb", "lease"}}, 3)));
   EXPECT_THAT(Family(daemon, "kvpool_refused_blocks_total"),
               ElementsAre(Pair(Labels{{"verb", "pin"}}, 5), Pair(Labels{{"verb", "release"}}, 7)));
+}
+
+TEST(MetricsTest, WhatAStartFoundHasItsReasons) {
+  DaemonSnapshot daemon;
+  daemon.start.cold = ColdStart::kWentAlone;
+  daemon.start.first_answer_seconds = 0.5;
+  daemon.start.lost = {{.loss = SpaceLoss::kMemory}, {.loss = SpaceLoss::kMemory}};
+  SpaceSnapshot& space = daemon.spaces.emplace_back();
+  space.space = 7;
+  space.recovered.blocks.cached = 3;
+  space.recovered.blocks.lost[static_cast<size_t>(BlockLoss::kTorn)] = 2;
+  space.recovered.back = 4;
+  space.recovered.Lose({.why = {SessionLoss::kAway, "hung up"}});
+  space.recovered.Lose({.why = {SessionLoss::kEnded, "it had ended"}});
+  const auto all = [](const std::map<Labels, double>& samples) {
+    double sum = 0;
+    for (const auto& [labels, value] : samples) sum += value;
+    return sum;
+  };
+  EXPECT_THAT(Family(daemon, "kvpool_start_info"), ElementsAre(Pair(Labels{{"start", "went_alone"}}, 1)));
+  EXPECT_THAT(Family(daemon, "kvpool_first_answer_seconds"), ElementsAre(Pair(Labels{}, 0.5)));
+  EXPECT_EQ(Family(daemon, "kvpool_recovery_lost_spaces").at({{"reason", "memory"}}), 2);
+  EXPECT_EQ(all(Family(daemon, "kvpool_recovery_lost_spaces")), 2);
+  EXPECT_THAT(Family(daemon, "kvpool_recovered_blocks"),
+              ElementsAre(Pair(Labels{{"space", "7"}, {"state", "cached"}}, 3),
+                          Pair(Labels{{"space", "7"}, {"state", "held"}}, 0)));
+  EXPECT_EQ(Family(daemon, "kvpool_recovery_dropped_blocks").at({{"space", "7"}, {"reason", "torn"}}), 2);
+  EXPECT_EQ(all(Family(daemon, "kvpool_recovery_dropped_blocks")), 2);
+  EXPECT_EQ(Family(daemon, "kvpool_recovered_sessions").at({{"space", "7"}, {"state", "back"}}), 4);
+  EXPECT_EQ(Family(daemon, "kvpool_recovery_lost_sessions").at({{"space", "7"}, {"reason", "away"}}), 1);
+  EXPECT_EQ(all(Family(daemon, "kvpool_recovery_lost_sessions")), 1);
+}
+
+TEST(MetricsTest, WhatIsVerifiedIsCountedByWhen) {
+  DaemonSnapshot daemon;
+  SpaceSnapshot& space = daemon.spaces.emplace_back();
+  space.space = 7;
+  space.checks = {.checked = {5, 6, 7}, .failed = {0, 1, 2}, .unsummed = 3};
+  space.recovered.blocks.unsummed = 4;
+  space.doubted = 8;
+  const auto when = [](const char* name) { return Labels{{"space", "7"}, {"when", name}}; };
+  EXPECT_THAT(Family(daemon, "kvpool_verify_blocks_total"),
+              ElementsAre(Pair(when("restart"), 6), Pair(when("sample"), 7), Pair(when("seal"), 5)));
+  EXPECT_THAT(Family(daemon, "kvpool_verify_failed_blocks_total"),
+              ElementsAre(Pair(when("restart"), 1), Pair(when("sample"), 2)));
+  EXPECT_THAT(Family(daemon, "kvpool_verify_unverified_blocks_total"),
+              ElementsAre(Pair(Labels{{"space", "7"}}, 7)));
+  EXPECT_THAT(Family(daemon, "kvpool_verify_doubted_blocks"), ElementsAre(Pair(Labels{{"space", "7"}}, 8)));
+}
+
+TEST(MetricsTest, AFailedBlocksHelpSaysWhatBecomesOfThoseBehindIt) {
+  std::string help;
+  for (const prometheus::MetricFamily& family : Families({})) {
+    if (family.name == "kvpool_verify_failed_blocks_total") help = family.help;
+  }
+  EXPECT_THAT(help, HasSubstr("what is behind them stays"));
 }
 
 TEST(MetricsTest, ABuildWithoutCudaSaysSo) {

@@ -101,6 +101,31 @@ TEST(SettingsTest, AnAddressIsOneHostAndOnePort) {
   EXPECT_TRUE(ParseSettings({"--metrics-listen=[::1]:9400"}).ok());
 }
 
+TEST(SettingsTest, AKeeperIsThisProgramOrASocket) {
+  const auto on = ParseSettings({"--keeper=on", "--socket=/run/k/s", "--state-dir=/var/k"});
+  ASSERT_TRUE(on.ok()) << on.status();
+  EXPECT_TRUE(on->keeper && !on->keeper_elsewhere && !on->keeper_only);
+  EXPECT_EQ(on->keeper_socket, "/var/k/keeper.sock");
+  const auto only = ParseSettings({"--keeper-only", "--keeper-socket=/run/k/keeper"});
+  ASSERT_TRUE(only.ok()) << only.status();
+  EXPECT_TRUE(only->keeper_only);
+  EXPECT_EQ(only->keeper_socket, "/run/k/keeper");
+  const auto elsewhere = ParseSettings({"--keeper=socket:/run/k/keeper"});
+  ASSERT_TRUE(elsewhere.ok()) << elsewhere.status();
+  EXPECT_TRUE(elsewhere->keeper_elsewhere && !elsewhere->keeper);
+  EXPECT_EQ(elsewhere->keeper_socket, "/run/k/keeper");
+  for (const char* const taken : {"/run/k/s", "/run/k/s.attach"}) {
+    EXPECT_THAT(
+        Error(ParseSettings({"--keeper=on", "--socket=/run/k/s", std::string("--keeper-socket=") + taken})),
+        HasSubstr("is a socket of the daemon's"));
+  }
+  EXPECT_THAT(Error(ParseSettings({"--keeper=yes"})), HasSubstr("is not on, off or socket:PATH"));
+  EXPECT_THAT(Error(ParseSettings({"--keeper=socket:keeper"})), HasSubstr("write an absolute path"));
+  EXPECT_THAT(Error(ParseSettings({"--keeper=socket:/k", "--keeper-only"})), HasSubstr("are for keepers"));
+  EXPECT_THAT(Error(ParseSettings({"--keeper=socket:/" + std::string(200, 'k')})),
+              HasSubstr("the limit is 107"));
+}
+
 TEST(SettingsTest, FlagsThatWouldBeIgnoredAreRefused) {
   const std::string tls = "--operator-tls-cert=/c: is for --operator-tls-listen";
   EXPECT_EQ(Error(ParseSettings({"--operator-tls-cert=/c"})), tls);
@@ -114,6 +139,15 @@ TEST(SettingsTest, FlagsThatWouldBeIgnoredAreRefused) {
   EXPECT_THAT(Error(ParseSettings({"--socket=/tmp/"})), StartsWith("--socket=/tmp/: "));
   // To chown it means: leave the group as it is.
   EXPECT_THAT(Error(ParseSettings({"--socket-group=4294967295"})), StartsWith("--socket-group=4294967295: "));
+}
+
+TEST(SettingsTest, WhatIsVerifiedIsSealOrNothing) {
+  const auto settings = ParseSettings({"--verify=seal", "--verify-sample=3MiB"});
+  ASSERT_TRUE(settings.ok()) << settings.status();
+  EXPECT_TRUE(settings->daemon.verify);
+  EXPECT_EQ(settings->daemon.verify_sample_bytes, 3u << 20);
+  EXPECT_FALSE(ParseSettings({})->daemon.verify);
+  EXPECT_THAT(Error(ParseSettings({"--verify=on"})), HasSubstr("--verify: \"on\" is not seal or off"));
 }
 
 TEST(ProgramTest, IsNamedByRootAndTheDaemonsUserOnTheUnixSocketAlone) {

@@ -28,7 +28,8 @@ TEST(StateDirTest, ServesWhereNothingCanBeWritten) {
   std::filesystem::create_symlink(path + "/missing/lock", path + "/kvpoold.lock");
   uint64_t last = 1234567;
   for (int start = 0; start < 3; ++start) {
-    const absl::StatusOr<StateDir> state_dir = StateDir::Open(path);
+    Place place(nullptr);
+    const absl::StatusOr<StateDir> state_dir = StateDir::Open(path, &place);
     ASSERT_TRUE(state_dir.ok()) << state_dir.status();
     EXPECT_GT(state_dir->epoch(), last);
     last = state_dir->epoch();
@@ -43,8 +44,10 @@ TEST(StateDirTest, AnEpochBeyondTheClockGrowsToo) {
   const TemporaryDirectory directory;
   const uint64_t ahead = uint64_t{1} << 60;
   std::ofstream(directory.path() + "/epoch") << ahead << "\n";
-  EXPECT_EQ(StateDir::Open(directory.path())->epoch(), ahead + 1);
-  EXPECT_EQ(StateDir::Open(directory.path())->epoch(), ahead + 2);
+  for (const uint64_t epoch : {ahead + 1, ahead + 2}) {
+    Place place(nullptr);
+    EXPECT_EQ(StateDir::Open(directory.path(), &place)->epoch(), epoch);
+  }
 }
 
 TEST(StateDirTest, ALockThatCanOnlyBeReadIsALock) {
@@ -52,9 +55,10 @@ TEST(StateDirTest, ALockThatCanOnlyBeReadIsALock) {
   const std::string path = directory.path() + "/kvpoold.lock";
   // Opened to be written it fails, even for root.
   std::filesystem::create_directory(path);
-  const absl::StatusOr<StateDir> first = StateDir::Open(directory.path());
+  Place place(nullptr), other(nullptr);
+  const absl::StatusOr<StateDir> first = StateDir::Open(directory.path(), &place);
   ASSERT_TRUE(first.ok()) << first.status();
-  EXPECT_TRUE(absl::IsAlreadyExists(StateDir::Open(directory.path()).status()));
+  EXPECT_TRUE(absl::IsAlreadyExists(StateDir::Open(directory.path(), &other).status()));
 }
 
 // As an operator sees it: the daemon warns, serves, and the next one has a larger epoch.

@@ -1,8 +1,10 @@
 """A real kvpoold for tests: its own process and directory, gone with its object."""
 
+import contextlib
 import json
 import os
 import signal
+import threading
 import time
 
 from kvpool.conform.processes import Daemon
@@ -26,6 +28,24 @@ class KeptDaemon(Daemon):
             except (FileNotFoundError, ProcessLookupError):
                 assert time.monotonic() < until, self.log()
                 time.sleep(0.005)
+
+    @contextlib.contextmanager
+    def killed_every(self, seconds):
+        """Yields the number of kills so far, in a list."""
+        over, kills = threading.Event(), [0]
+
+        def kill():
+            while not over.wait(seconds):
+                self.kill_daemon()
+                kills[0] += 1
+
+        thread = threading.Thread(target=kill)
+        thread.start()
+        try:
+            yield kills
+        finally:
+            over.set()
+            thread.join()
 
     def close(self):
         self.kill()  # The keeper: nobody starts another.

@@ -1,7 +1,6 @@
 """What goes wrong, as the exception that it is, with the daemon's words."""
 
 import os
-import signal
 import subprocess
 import sys
 
@@ -65,7 +64,7 @@ def test_a_close_that_is_late(daemon):
     session = kvpool.Session(layout(), "a model", socket=daemon.socket)
     blocks = session.lease(1)
     session.flush()
-    daemon.process.send_signal(signal.SIGSTOP)
+    daemon.stop()
     try:
         for _ in range(2):
             with pytest.raises(kvpool.DeadlineExceededError):
@@ -74,7 +73,7 @@ def test_a_close_that_is_late(daemon):
             with pytest.raises(kvpool.ReleasedError):
                 use()
     finally:
-        daemon.process.send_signal(signal.SIGCONT)
+        daemon.go_on()
     assert session.close(timeout=60) and session.base == 0
     assert daemon.ctl("sessions").get("sessions", []) == []
 

@@ -45,7 +45,7 @@ def test_waiting_lets_others_run(daemon):
 def stop_and(daemon, session, call):
     """Stops the daemon, and has a thread wait for it in a call. Returns when the call is on its way."""
     session.flush()
-    daemon.process.send_signal(signal.SIGSTOP)
+    daemon.stop()
     before = session.counters["batches"]
     thread = threading.Thread(target=call)
     thread.start()
@@ -64,7 +64,7 @@ def test_no_view_comes_while_a_session_is_closed(daemon):
         with pytest.raises(kvpool.ReleasedError):
             blocks.k(0)
     finally:
-        daemon.process.send_signal(signal.SIGCONT)
+        daemon.go_on()
         thread.join(60)
     assert closed == [True] and session.views == 0
 
@@ -79,7 +79,7 @@ def test_a_flush_that_waits_lets_others_work(daemon):
             working.join(10)  # As long as the daemon is stopped the flush waits.
             assert steps == [1]
         finally:
-            daemon.process.send_signal(signal.SIGCONT)
+            daemon.go_on()
             flushing.join(60)
             working.join(60)
         session.complete_step()

@@ -79,6 +79,7 @@ TEST(CompletionsTest, AgreesWithTheModel) {
   std::mt19937 random(11);
   const auto below = [&random](uint32_t n) { return static_cast<uint32_t>(random() % n); };
   Completions completions;
+  OwedReleases owed;
   NaiveCompletions model;
   uint32_t index = 0;
   uint64_t sequence = 1, confirmed = 0;
@@ -103,7 +104,7 @@ TEST(CompletionsTest, AgreesWithTheModel) {
       case 3: {
         const uint64_t through = below(3) == 0 ? confirmed : below(static_cast<uint32_t>(sequence));
         const size_t most = 1 + below(5);
-        while (completions.Acknowledge(through, most)) {
+        while (completions.Acknowledge(through, most, &owed)) {
         }
         model.Acknowledge(through);
         break;
@@ -176,6 +177,7 @@ TEST(CompletionsTest, AnAnswerHasABoundedNumberInPlace) {
 
 TEST(CompletionsTest, AResponseHasABoundedNumber) {
   Completions completions;
+  OwedReleases owed;
   for (uint32_t i = 0; i < Completions::kMostTaken + 5; ++i) completions.Add(1, i, {});
   v1::StepResponse first, second;
   completions.Take(kAll, &first);
@@ -184,9 +186,9 @@ TEST(CompletionsTest, AResponseHasABoundedNumber) {
   EXPECT_EQ(second.completions_size(), 5);
   completions.ConfirmBy(2);
   // All that arrived is dropped, a part at a time.
-  EXPECT_TRUE(completions.Acknowledge(2, 4000));
+  EXPECT_TRUE(completions.Acknowledge(2, 4000, &owed));
   EXPECT_EQ(completions.size(), Completions::kMostTaken + 5 - 4000);
-  EXPECT_FALSE(completions.Acknowledge(2, 4000));
+  EXPECT_FALSE(completions.Acknowledge(2, 4000, &owed));
   EXPECT_EQ(completions.size(), 0u);
 }
 

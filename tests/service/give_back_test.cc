@@ -52,6 +52,24 @@ class GiveBackTest : public GrowthTest {
     EXPECT_EQ(blocks.size(), count);
     return blocks;
   }
+  // Seals and releases a chain of five blocks in a space of three slabs, in which nothing else stays. It begins in the last
+  // slab, goes on in the first, and ends in the last.
+  std::vector<uint64_t> CacheChain(Engine* engine, const std::vector<std::string>& keys) {
+    std::vector<uint64_t> all = engine->Lease(14);
+    Settle({engine});
+    std::vector<uint64_t> more = engine->Lease(16);
+    Settle({engine});
+    all.insert(all.end(), more.begin(), more.end());
+    more = engine->Lease(16);
+    const std::vector<uint64_t> chain = {more[3], more[4], all[0], all[1], more[5]};
+    EXPECT_GT(IdOf(more[3]), 2 * kSlabBlocks);
+    engine->Seal(chain, keys);
+    engine->Release(chain);
+    engine->Release(std::vector<uint64_t>(all.begin() + 2, all.end()));
+    engine->Release({more.begin(), more.begin() + 3});
+    engine->Release({more.begin() + 6, more.end()});
+    return chain;
+  }
   static std::string NameOf(uint64_t block) { return Key("block" + std::to_string(IdOf(block))); }
   static std::string NameOfId(uint32_t id) { return Key("block" + std::to_string(id)); }
   void Rules(const std::string& line) {
@@ -153,30 +171,62 @@ TEST_F(GiveBackTest, AnotherModelGetsItsGuaranteeAndWhatIsHotStays) {
   EXPECT_EQ(Used(), 6 * kSlabBlocks * kBlockBytes);
 }
 
+TEST_F(GiveBackTest, WhatMovesBeforeItHasItsSumGetsOne) {
+  options_.verify = true;
+  options_.verify_sample_bytes = 0;
+  const auto a = Full(3);
+  ASSERT_EQ(Found(a.get(), 33, 48), 15);
+  std::unique_ptr<Engine> b;
+  ASSERT_TRUE(OpenB(10, &b).ok());
+  EXPECT_GT(Space(0).pool.moved, 0u);
+  daemon_->VerifyOnce(0);
+  const auto cached = Space(0).blocks[static_cast<size_t>(BlockState::kCached)];
+  EXPECT_GT(cached, 0u);
+  EXPECT_EQ(Space(0).checks.checked[static_cast<size_t>(CheckedWhen::kSeal)], cached);
+}
+
 TEST_F(GiveBackTest, ChainsMoveWithTheirChildren) {
   StartDaemon(3);
   const auto a = OpenEngine(OpenRequest("a"), "a");
-  std::vector<uint64_t> all = a->Lease(14);
-  Settle({a.get()});
-  std::vector<uint64_t> more = a->Lease(16);
-  Settle({a.get()});
-  all.insert(all.end(), more.begin(), more.end());
-  more = a->Lease(16);
-  // The chain begins in the last slab, goes on in the first, and ends in the last.
-  const std::vector<uint64_t> chain = {more[3], more[4], all[0], all[1], more[5]};
-  ASSERT_GT(IdOf(more[3]), 2 * kSlabBlocks);
   const std::vector<std::string> keys = Keys("chain", 5);
-  a->Seal(chain, keys);
-  a->Release(chain);
-  a->Release(std::vector<uint64_t>(all.begin() + 2, all.end()));
-  a->Release({more.begin(), more.begin() + 3});
-  a->Release({more.begin() + 6, more.end()});
+  const std::vector<uint64_t> chain = CacheChain(a.get(), keys);
   std::unique_ptr<Engine> b;
   ASSERT_TRUE(OpenB(10, &b).ok());
   const v1::MatchResult match = a->Match(keys);
   ASSERT_EQ(match.groups(0).blocks_size(), 5);
   for (const uint64_t block : match.groups(0).blocks()) EXPECT_LT(IdOf(block), 2 * kSlabBlocks);
-  EXPECT_EQ(IdOf(match.groups(0).blocks(2)), IdOf(all[0])) << "this one stays where it is";
+  EXPECT_EQ(IdOf(match.groups(0).blocks(2)), IdOf(chain[2])) << "this one stays where it is";
+}
+
+TEST_F(GiveBackTest, WhatIsNotWhatWasSealedKeepsNoSlab) {
+  options_.give_back_ms = 2000;  // It is given back, however slow the machine is.
+  options_.verify = true;
+  options_.verify_sample_bytes = 1 << 20;
+  StartDaemon(3);
+  const auto a = OpenEngine(OpenRequest("a"), "a");
+  const std::vector<std::string> keys = Keys("chain", 5);
+  const std::vector<uint64_t> chain = CacheChain(a.get(), keys);
+  daemon_->VerifyOnce(0);
+  scripts_[0]->memory[(IdOf(chain[0]) - 2 * kSlabBlocks) * kBlockBytes] ^= 1;
+  daemon_->VerifyOnce(1000);
+  const auto failed = [this] { return Space(0).checks.failed[static_cast<size_t>(CheckedWhen::kSample)]; };
+  ASSERT_EQ(failed(), 1u);
+  std::unique_ptr<Engine> b;
+  ASSERT_TRUE(OpenB(10, &b).ok());
+  EXPECT_EQ(Space(0).slabs, 2u);
+  // Where it lies now it is as wrong, and free once nothing is behind it.
+  daemon_->VerifyOnce(1000);
+  EXPECT_EQ(failed(), 1u);
+  EXPECT_EQ(Space(0).checks.checked[static_cast<size_t>(CheckedWhen::kSeal)], 5u);
+  const auto left = [this] { return Space(0).pool.evicted[static_cast<size_t>(EvictReason::kDamaged)]; };
+  EXPECT_EQ(left(), 0u);
+  v1::EvictRequest behind;
+  behind.set_key(keys[1]);
+  v1::EvictResponse response;
+  ASSERT_TRUE(daemon_->Evict(behind, &response).ok());
+  EXPECT_EQ(response.evicted(), 4u);
+  daemon_->VerifyOnce(0);
+  EXPECT_EQ(left(), 1u);
 }
 
 TEST_F(GiveBackTest, AHeldBlockKeepsItsSlabAndItsHolderIsNamed) {

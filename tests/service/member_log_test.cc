@@ -27,14 +27,14 @@ class MemberLogTest : public testing::Test {
         pool_({.max_blocks = 9, .windows = {0}, .table = table_.data(), .table_sessions = 4},
               *MakeReplacementPolicy("lru", 9)),
         log_(*MemberLog::Make()) {
-    log_->Follow(&pool_);
+    log_->Follow(&pool_.undo_log());
     log_->OnEntered(0);
     pool_.Commit();
   }
   // The process is killed now, and another reads the log.
   void Next() {
     log_ = *MemberLog::Map(UniqueFd(fcntl(log_->fd(), F_DUPFD_CLOEXEC, 0)));
-    log_->Follow(&pool_);
+    log_->Follow(&pool_.undo_log());
     log_->ForgetTorn();
     pool_.Commit();
   }
@@ -62,7 +62,7 @@ TEST_F(MemberLogTest, AnAnswerCountsOnceItsTurnIsOver) {
   log_->Add(2, "two");
   Next();
   EXPECT_EQ(Answers(), std::vector<std::string>{"one"});
-  EXPECT_EQ(log_->WhyOver(), "");
+  EXPECT_EQ(log_->WhyOver().text, "");
 }
 
 TEST_F(MemberLogTest, WhatWasHeardMakesRoomForMoreThanThereIs) {
@@ -76,15 +76,16 @@ TEST_F(MemberLogTest, WhatWasHeardMakesRoomForMoreThanThereIs) {
   ASSERT_EQ(answers.size(), 3u);
   for (size_t i = 0; i < 3; ++i) EXPECT_EQ(answers[i], std::string(100098 + i, 'a'));
   EXPECT_EQ(log_->floor(), 97u);
-  EXPECT_EQ(log_->WhyOver(), "");
+  EXPECT_EQ(log_->WhyOver().text, "");
 }
 
 TEST_F(MemberLogTest, AnAnswerWithoutRoomEndsTheSessionUntilItWasHeard) {
   log_->Add(1, std::string(8 << 20, 'a'));
   pool_.Commit();
-  EXPECT_THAT(log_->WhyOver(), HasSubstr("too large"));
+  EXPECT_THAT(log_->WhyOver().text, HasSubstr("too large"));
+  EXPECT_EQ(log_->WhyOver().loss, SessionLoss::kNoRoom);
   log_->RaiseFloor(1);
-  EXPECT_EQ(log_->WhyOver(), "");
+  EXPECT_EQ(log_->WhyOver().text, "");
 }
 
 TEST_F(MemberLogTest, AVerbIsParkedUntilItsCompletionCounts) {
@@ -116,22 +117,24 @@ TEST_F(MemberLogTest, ATornTurnDecidesNothing) {
   pool_.Commit();
   log_->SetUnsettled(false);
   Next();
-  EXPECT_THAT(log_->WhyOver(), HasSubstr("device")) << "that it was settled does not count";
+  EXPECT_THAT(log_->WhyOver().text, HasSubstr("late releases")) << "that it was settled does not count";
   log_->SetUnsettled(false);
   log_->SetUnsettled(true);
   Next();
-  EXPECT_THAT(log_->WhyOver(), HasSubstr("device")) << "nor that it was, and was not again";
+  EXPECT_THAT(log_->WhyOver().text, HasSubstr("late releases")) << "nor that it was, and was not again";
+  EXPECT_EQ(log_->WhyOver().loss, SessionLoss::kNotKept);
   log_->SetUnsettled(false);
   pool_.Commit();
   log_->OnEnded();
   log_->BeginBatch();
   Next();
-  EXPECT_EQ(log_->WhyOver(), "");
+  EXPECT_EQ(log_->WhyOver().text, "");
   log_->BeginBatch();
   pool_.Commit();
   log_->EndBatch();
   Next();
-  EXPECT_THAT(log_->WhyOver(), HasSubstr("half done"));
+  EXPECT_THAT(log_->WhyOver().text, HasSubstr("half done"));
+  EXPECT_EQ(log_->WhyOver().loss, SessionLoss::kTorn);
 }
 
 TEST_F(MemberLogTest, ATornCloseLeavesNoHalf) {
@@ -153,7 +156,8 @@ TEST_F(MemberLogTest, AnEndThatWasKeptStays) {
   log_->OnEnded();
   Next();
   EXPECT_TRUE(log_->unmaps());
-  EXPECT_EQ(log_->WhyOver(), "it had ended");
+  EXPECT_EQ(log_->WhyOver().text, "it had ended");
+  EXPECT_EQ(log_->WhyOver().loss, SessionLoss::kEnded);
 }
 
 TEST_F(MemberLogTest, ATornFenceWasNeverReported) {
@@ -173,7 +177,7 @@ TEST_F(MemberLogTest, ATornFenceWasNeverReported) {
 TEST_F(MemberLogTest, WhoseEnteringWasTornIsNoMember) {
   EXPECT_TRUE(log_->entered());
   log_ = *MemberLog::Make();
-  log_->Follow(&pool_);
+  log_->Follow(&pool_.undo_log());
   log_->OnEntered(3);
   Next();
   EXPECT_FALSE(log_->entered());
@@ -192,7 +196,7 @@ TEST_F(MemberLogTest, AVerbWithoutRoomEndsTheSessionUntilItsResultWasHeard) {
   log_->Park(3, 1, /*on_stream=*/true, large);
   log_->Park(4, 0, /*on_stream=*/false, large);
   pool_.Commit();
-  const auto over = [this] { return log_->WhyOver(); };
+  const auto over = [this] { return log_->WhyOver().text; };
   EXPECT_THAT(over(), HasSubstr("room"));
   log_->Complete(3, 0, result);  // There is room for this.
   log_->Complete(4, 0, result);
@@ -224,14 +228,15 @@ TEST_F(MemberLogTest, ACompletionWithoutRoomEndsTheSessionAsLongAsItsVerbIsThere
   log_->Confirm(3, 0);
   log_->RaiseFloor(4);
   pool_.Commit();
-  EXPECT_THAT(log_->WhyOver(), HasSubstr("room"));
+  EXPECT_THAT(log_->WhyOver().text, HasSubstr("room"));
+  EXPECT_EQ(log_->WhyOver().loss, SessionLoss::kNoRoom);
   log_->Complete(2, 0, {});
   pool_.Commit();
   log_->Confirm(2, 0);
-  EXPECT_EQ(log_->WhyOver(), "");
+  EXPECT_EQ(log_->WhyOver().text, "");
   pool_.Commit();
   Next();
-  EXPECT_EQ(log_->WhyOver(), "");
+  EXPECT_EQ(log_->WhyOver().text, "");
   EXPECT_TRUE(log_->Items().empty());
 }
 
@@ -241,9 +246,9 @@ TEST_F(MemberLogTest, ATornTurnLosesNoVerbAgain) {
   log_->Park(3, 0, /*on_stream=*/true, large);
   pool_.Commit();
   log_->Complete(3, 0, {});
-  EXPECT_EQ(log_->WhyOver(), "");
+  EXPECT_EQ(log_->WhyOver().text, "");
   Next();
-  EXPECT_THAT(log_->WhyOver(), HasSubstr("room")) << "its result went with the turn";
+  EXPECT_THAT(log_->WhyOver().text, HasSubstr("room")) << "its result went with the turn";
 }
 
 // It may be what ends them.
@@ -254,20 +259,22 @@ TEST_F(MemberLogTest, ABatchThatEndedSeveralDaemonsIsNotSaidToAnother) {
   };
   die_in_a_batch();
   die_in_a_batch();
-  EXPECT_EQ(log_->WhyOver(), "");
+  EXPECT_EQ(log_->WhyOver().text, "");
   log_->BeginBatch();
   log_->EndBatch();
   pool_.Commit();
   die_in_a_batch();
   die_in_a_batch();
-  EXPECT_EQ(log_->WhyOver(), "");
+  EXPECT_EQ(log_->WhyOver().text, "");
   die_in_a_batch();
-  EXPECT_THAT(log_->WhyOver(), HasSubstr("when 3 daemons ended"));
+  EXPECT_THAT(log_->WhyOver().text, HasSubstr("when 3 daemons ended"));
+  EXPECT_EQ(log_->WhyOver().loss, SessionLoss::kTorn);
 }
 
 TEST_F(MemberLogTest, AHalfTurnEndsThoseThatAreAsOld) {
-  EXPECT_EQ(log_->WhyOver(/*half_turn=*/0), "");
-  EXPECT_THAT(log_->WhyOver(pool_.turn()), HasSubstr("undone"));
+  EXPECT_EQ(log_->WhyOver(/*half_turn=*/0).text, "");
+  EXPECT_THAT(log_->WhyOver(pool_.undo_log().turn()).text, HasSubstr("undone"));
+  EXPECT_EQ(log_->WhyOver(pool_.undo_log().turn()).loss, SessionLoss::kTorn);
 }
 
 TEST_F(MemberLogTest, ADamagedOneIsRefused) {

@@ -1,10 +1,16 @@
 #include "tests/service/recovery_fixture.h"
 
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <filesystem>
+#include <map>
+#include <string>
+#include <system_error>
 #include <utility>
 
 #include "cuda/device.h"
@@ -14,6 +20,29 @@ namespace {
 
 constexpr uint64_t kCapacity = 32 << 20;
 constexpr uint64_t kSlab = 4 << 20;
+
+// What a descriptor's memory held.
+class KeptMemory {
+ public:
+  explicit KeptMemory(UniqueFd fd) : fd_(std::move(fd)) {
+    off_t hole = 0;
+    for (off_t data = 0; (data = lseek(fd_.get(), hole, SEEK_DATA)) >= 0;) {
+      hole = lseek(fd_.get(), data, SEEK_HOLE);
+      std::string& bytes = parts_[data];
+      bytes.resize(static_cast<size_t>(hole - data));
+      EXPECT_EQ(pread(fd_.get(), bytes.data(), bytes.size(), data), hole - data);
+    }
+  }
+  // What was never written by then may hold anything.
+  void Restore() const {
+    for (const auto& [at, bytes] : parts_)
+      EXPECT_EQ(pwrite(fd_.get(), bytes.data(), bytes.size(), at), static_cast<ssize_t>(bytes.size()));
+  }
+
+ private:
+  UniqueFd fd_;
+  std::map<off_t, std::string> parts_;
+};
 
 }  // namespace
 
@@ -38,9 +67,16 @@ PeerCredentials Sleeper::credentials() const {
           .pidfd = std::make_shared<const UniqueFd>(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)))};
 }
 
+absl::StatusOr<std::unique_ptr<KeeperLink>> JoinKeeper(UniqueFd socket, const KeeperLink::Options& options) {
+  auto link = KeeperLink::Join(std::move(socket), options);
+  if (!link.ok()) return link;
+  if (const absl::Status trusted = (*link)->Trust("host"); !trusted.ok()) return trusted;
+  return link;
+}
+
 absl::Status RecoveryTest::Start() {
   End();
-  auto link = KeeperLink::Join(keeper_->Connect());
+  auto link = JoinKeeper(keeper_->Connect());
   if (!link.ok()) return link.status();
   link_ = *std::move(link);
   options_.housekeeping_thread = options_.device_threads = false;
@@ -63,6 +99,24 @@ absl::Status RecoveryTest::Start() {
 void RecoveryTest::End() {
   daemon_.reset();
   link_.reset();
+}
+
+void RecoveryTest::Kill() {
+  std::map<ino_t, KeptMemory> kept;
+  for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;  // The folder itself was open.
+    const std::string target = std::filesystem::read_symlink(file.path(), gone).string();
+    if (target.find("memfd:kvpool-table") == std::string::npos &&
+        target.find("memfd:kvpool-member") == std::string::npos)
+      continue;
+    UniqueFd fd(open(file.path().c_str(), O_RDWR | O_CLOEXEC));
+    struct stat facts;
+    ASSERT_EQ(fstat(fd.get(), &facts), 0);
+    kept.emplace(facts.st_ino, KeptMemory(std::move(fd)));
+  }
+  ASSERT_FALSE(kept.empty());
+  End();
+  for (const auto& [inode, memory] : kept) memory.Restore();
 }
 
 v1::OpenSession RecoveryTest::Request() const {
@@ -142,6 +196,19 @@ v1::StateCounts RecoveryTest::Blocks() {
   v1::ListSpacesResponse spaces;
   EXPECT_TRUE(daemon_->ListSpaces({}, &spaces).ok());
   return spaces.spaces_size() == 1 ? spaces.spaces(0).blocks() : v1::StateCounts();
+}
+
+v1::GetRecoveryResponse RecoveryTest::Recovery() {
+  v1::GetRecoveryResponse recovery;
+  EXPECT_TRUE(daemon_->GetRecovery({}, &recovery).ok());
+  return recovery;
+}
+
+v1::RecoveredSpace RecoveryTest::RecoveredSpace() {
+  const v1::GetRecoveryResponse recovery = Recovery();
+  EXPECT_EQ(recovery.start(), "warm");
+  EXPECT_EQ(recovery.spaces_size(), 1) << recovery.ShortDebugString();
+  return recovery.spaces_size() == 1 ? recovery.spaces(0) : v1::RecoveredSpace();
 }
 
 }  // namespace kvpool

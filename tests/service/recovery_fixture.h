@@ -49,6 +49,10 @@ class ServedKeeper {
   int theirs_ = -1;
 };
 
+// As a daemon with the devices of these tests joins its keeper.
+absl::StatusOr<std::unique_ptr<KeeperLink>> JoinKeeper(UniqueFd socket,
+                                                       const KeeperLink::Options& options = {});
+
 // A process that does nothing until it is killed.
 class Sleeper {
  public:
@@ -66,6 +70,8 @@ class RecoveryTest : public testing::Test {
   // The next daemon, once the one before has ended.
   absl::Status Start();
   void End();
+  // The daemon ends, and has left what it would have left had it been killed: what its end does to that is undone.
+  void Kill();
   v1::OpenSession Request() const;
   std::unique_ptr<Engine> Open(const PeerCredentials& credentials);
   // Another member of its session; it has mapped nothing yet.
@@ -76,6 +82,9 @@ class RecoveryTest : public testing::Test {
   // Why a member can't.
   absl::Status Refusal(const Engine& before, const PeerCredentials& credentials) const;
   v1::StateCounts Blocks();
+  v1::GetRecoveryResponse Recovery();
+  // Of the only space.
+  v1::RecoveredSpace RecoveredSpace();
 
   ServedKeeper keeper_of_test_;
   ServedKeeper* keeper_ = &keeper_of_test_;

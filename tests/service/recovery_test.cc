@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -23,6 +22,7 @@
 #include "server/base/shared_memory.h"
 #include "server/space/kept_facts.h"
 #include "server/space/space_table.h"
+#include "tests/service/other_table.h"
 #include "tests/service/recovery_fixture.h"
 
 namespace kvpool {
@@ -50,6 +50,7 @@ TEST_F(RecoveryTest, SealedBlocksAreCachedAndHeldOnesStayUntilTheirProcessEnds) 
   ASSERT_EQ(blocks.size(), 8u);
   engine->Seal({blocks.begin(), blocks.begin() + 6}, keys);
   engine->Release({blocks.begin() + 2, blocks.begin() + 6});
+  EXPECT_EQ(Recovery().start(), "nothing_kept");
   const std::string seed = engine->opened.hash_seed();
   const uint64_t session = engine->opened.session();
   engine.reset();
@@ -61,6 +62,13 @@ TEST_F(RecoveryTest, SealedBlocksAreCachedAndHeldOnesStayUntilTheirProcessEnds) 
     EXPECT_EQ(counts.cached(), 4u);
     EXPECT_EQ(counts.sealed(), 2u);
     EXPECT_EQ(counts.leased(), 3u) << "two leases and the sink";
+    const v1::RecoveredSpace found = RecoveredSpace();
+    EXPECT_EQ(found.cached_blocks(), 4u);
+    EXPECT_EQ(found.held_blocks(), 2u);
+    EXPECT_EQ(found.quarantined_blocks(), 0u);
+    EXPECT_TRUE(found.dropped_blocks().empty()) << found.ShortDebugString();
+    EXPECT_EQ(found.sessions_waiting(), 1u);
+    EXPECT_GT(found.seconds(), 0);
   }
   Sleeper other;
   auto second = Open(other.credentials());
@@ -109,44 +117,6 @@ TEST_F(RecoveryTest, AnOpeningThatNoSlabHelpsMakesNone) {
   EXPECT_EQ(daemon_->Snapshot().devices[0].used_bytes(), before);
 }
 
-// A space's table as other builds would have written it, or find it.
-class OtherTable {
- public:
-  explicit OtherTable(SharedMemory* memory) : data_(memory->data()) {}
-
-  // REQUIRES: it is of this build's version.
-  void Become(uint32_t version, uint32_t oldest_reader) {
-    Set(kVersionAt, version);
-    Set(readers_at(), oldest_reader);
-    // FNV-1a of the header, its checksum being 0, and three times that of what is behind it.
-    std::memset(data_ + kChecksumAt, 0, sizeof(uint64_t));
-    const size_t end = readers_at() + (version >= 6 ? sizeof(uint32_t) : 0);
-    const uint64_t sum = Fnv(0, kHeaderBytes) ^ Fnv(kHeaderBytes, end) * 3;
-    std::memcpy(data_ + kChecksumAt, &sum, sizeof(sum));
-  }
-  uint32_t version() const { return Get(kVersionAt); }
-  uint32_t had_by() const { return Get(readers_at() + sizeof(uint32_t)); }
-
- private:
-  static constexpr size_t kVersionAt = 8, kChecksumAt = 16, kBytesAt = 40 + sizeof(SpaceGeometry),
-                          kHeaderBytes = kBytesAt + 8 + 32;
-  size_t readers_at() const { return kHeaderBytes + Get(kBytesAt) + Get(kBytesAt + sizeof(uint32_t)); }
-  uint64_t Fnv(size_t begin, size_t end) const {
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (size_t i = begin; i < end; ++i)
-      hash = (hash ^ static_cast<unsigned char>(data_[i])) * 0x100000001b3u;
-    return hash;
-  }
-  uint32_t Get(size_t at) const {
-    uint32_t number = 0;
-    std::memcpy(&number, data_ + at, sizeof(number));
-    return number;
-  }
-  void Set(size_t at, uint32_t number) { std::memcpy(data_ + at, &number, sizeof(number)); }
-
-  char* const data_;
-};
-
 class OtherVersionTest : public RecoveryTest {
  protected:
   // A daemon that sealed 6 blocks, of which its engine holds 2, and ended.
@@ -160,23 +130,6 @@ class OtherVersionTest : public RecoveryTest {
     engine->Release({blocks.begin() + 2, blocks.end()});
     engine.reset();
     End();
-  }
-  // Between two daemons.
-  template <typename Visit>
-  void VisitTable(Visit visit) {
-    auto link = KeeperLink::Join(keeper_->Connect());
-    ASSERT_TRUE(link.ok()) << link.status();
-    int tables = 0;
-    for (KeptThing& thing : (*link)->TakeInherited()) {
-      thing.kept.Forget();
-      if (thing.kind != KeptKind::kTable) continue;
-      auto memory = SharedMemory::Map(std::move(thing.fd));
-      ASSERT_TRUE(memory.ok()) << memory.status();
-      visit(OtherTable(&*memory));
-      ++tables;
-    }
-    EXPECT_EQ(tables, 1);
-    (*link)->Leave();
   }
   void ExpectAllThere() {
     const v1::StateCounts counts = Blocks();
@@ -194,9 +147,24 @@ class OtherVersionTest : public RecoveryTest {
   Sleeper process_;
 };
 
+TEST_F(OtherVersionTest, OneWithoutRoomForSumsSaysThatTheyAreForgotten) {
+  options_.verify = true;
+  LeaveState();
+  ASSERT_TRUE(Start().ok());
+  EXPECT_FALSE(RecoveredSpace().forgets_sums());
+  daemon_->VerifyOnce(0);
+  End();
+  VisitTable(keeper_, [](OtherTable table) { table.Become(kSpaceTableVersion - 1, kSpaceTableVersion - 1); });
+  testing::internal::CaptureStderr();
+  ASSERT_TRUE(Start().ok());
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("sums of content end with this daemon"));
+  EXPECT_TRUE(RecoveredSpace().forgets_sums());
+  EXPECT_EQ(RecoveredSpace().unverified_blocks(), 6u);
+}
+
 TEST_F(OtherVersionTest, TheOneBeforeIsReadAndStaysReadableForIt) {
   LeaveState();
-  VisitTable([](OtherTable table) { table.Become(kSpaceTableVersion - 1, 0); });
+  VisitTable(keeper_, [](OtherTable table) { table.Become(kSpaceTableVersion - 1, kSpaceTableVersion - 1); });
   for (int round = 0; round < 2; ++round) {
     ASSERT_TRUE(Start().ok());
     ExpectAllThere();
@@ -207,19 +175,19 @@ TEST_F(OtherVersionTest, TheOneBeforeIsReadAndStaysReadableForIt) {
     EXPECT_EQ(tables[1].version, kSpaceTableVersion - 1);
     EXPECT_EQ(tables[1].oldest_reader, kSpaceTableVersion - 1);
     End();
-    VisitTable([](const OtherTable& table) { EXPECT_EQ(table.version(), kSpaceTableVersion - 1); });
+    VisitTable(keeper_, [](const OtherTable& table) { EXPECT_EQ(table.version(), kSpaceTableVersion - 1); });
   }
 }
 
 TEST_F(OtherVersionTest, OlderOnesAreRefused) {
   LeaveState();
-  VisitTable([](OtherTable table) { table.Become(kOldestTableRead - 1, 0); });
+  VisitTable(keeper_, [](OtherTable table) { table.Become(kOldestTableRead - 1, 0); });
   ExpectRefused(kOldestTableRead - 1);
 }
 
 TEST_F(OtherVersionTest, TheNextOneIsReadIfItSaysSoAndIsToldWhoHadIt) {
   LeaveState();
-  VisitTable([](OtherTable table) {
+  VisitTable(keeper_, [](OtherTable table) {
     EXPECT_EQ(table.version(), kSpaceTableVersion);
     EXPECT_EQ(table.had_by(), 0u);
     table.Become(kSpaceTableVersion + 1, kSpaceTableVersion);
@@ -227,7 +195,7 @@ TEST_F(OtherVersionTest, TheNextOneIsReadIfItSaysSoAndIsToldWhoHadIt) {
   ASSERT_TRUE(Start().ok());
   ExpectAllThere();
   End();
-  VisitTable([](const OtherTable& table) {
+  VisitTable(keeper_, [](const OtherTable& table) {
     EXPECT_EQ(table.version(), kSpaceTableVersion + 1);
     EXPECT_EQ(table.had_by(), kSpaceTableVersion);
   });
@@ -235,13 +203,13 @@ TEST_F(OtherVersionTest, TheNextOneIsReadIfItSaysSoAndIsToldWhoHadIt) {
 
 TEST_F(OtherVersionTest, TheNextOneIsRefusedIfItDoesNotSayThatItCanBeRead) {
   LeaveState();
-  VisitTable([](OtherTable table) { table.Become(kSpaceTableVersion + 1, kSpaceTableVersion + 1); });
+  VisitTable(keeper_, [](OtherTable table) { table.Become(kSpaceTableVersion + 1, kSpaceTableVersion + 1); });
   ExpectRefused(kSpaceTableVersion + 1);
 }
 
 TEST_F(OtherVersionTest, OnesFurtherOnAreRefusedWhateverTheySay) {
   LeaveState();
-  VisitTable([](OtherTable table) { table.Become(kSpaceTableVersion + 2, kSpaceTableVersion); });
+  VisitTable(keeper_, [](OtherTable table) { table.Become(kSpaceTableVersion + 2, kSpaceTableVersion); });
   ExpectRefused(kSpaceTableVersion + 2);
 }
 
@@ -249,7 +217,7 @@ TEST_F(OtherVersionTest, AThingThatOneCanDoWithoutIsLetGoAndAnotherStopsTheStart
   LeaveState();
   // Keeps one of this kind, and answers how many there were.
   const auto keep = [this](uint16_t kind, int* before) {
-    auto link = KeeperLink::Join(keeper_->Connect());
+    auto link = JoinKeeper(keeper_->Connect());
     ASSERT_TRUE(link.ok()) << link.status();
     for (KeptThing& thing : (*link)->TakeInherited()) {
       *before += static_cast<uint16_t>(thing.kind) == kind ? 1 : 0;
@@ -280,7 +248,7 @@ TEST_F(OtherVersionTest, AThingThatOneCanDoWithoutIsLetGoAndAnotherStopsTheStart
 
 // The next daemon is shown another descriptor where that of the table was.
 void ReplaceTable(ServedKeeper* keeper, const std::function<UniqueFd(const SharedMemory&)>& replace) {
-  auto link = KeeperLink::Join(keeper->Connect());
+  auto link = JoinKeeper(keeper->Connect());
   ASSERT_TRUE(link.ok()) << link.status();
   for (KeptThing& thing : (*link)->TakeInherited()) {
     if (thing.kind != KeptKind::kTable) {
@@ -352,6 +320,10 @@ TEST_F(RecoveryTest, ATableThatIsTornCutShortOrForeignIsLostAndTheDaemonServes) 
     const absl::Status started = Start();
     ASSERT_TRUE(started.ok()) << started;
     EXPECT_TRUE(daemon_->Snapshot().spaces.empty());
+    const v1::GetRecoveryResponse recovery = Recovery();
+    ASSERT_EQ(recovery.lost_spaces_size(), 1) << recovery.ShortDebugString();
+    EXPECT_EQ(recovery.lost_spaces(0).reason(), "damaged");
+    EXPECT_NE(recovery.lost_spaces(0).detail(), "");
     EXPECT_EQ(Refusal(*engine, process.credentials()).code(), absl::StatusCode::kNotFound);
     const auto next = Open(process.credentials());
     ASSERT_NE(next, nullptr) << opened_;
@@ -487,14 +459,84 @@ TEST_F(RecoveryTest, WhatWasPinnedStaysPinned) {
 TEST_F(RecoveryTest, ASpaceThatHasOtherSizesTodayIsLostAndNothingElse) {
   ASSERT_TRUE(Start().ok());
   Sleeper process;
-  ASSERT_NE(Open(process.credentials()), nullptr) << opened_;
+  auto engine = Open(process.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  engine->Seal(engine->Lease(3), Keys("k", 3));
   options_.slab_bytes *= 2;
   ASSERT_TRUE(Start().ok());
   EXPECT_EQ(Blocks().capacity(), 0u);
+  const v1::GetRecoveryResponse recovery = Recovery();
+  ASSERT_EQ(recovery.lost_spaces_size(), 1) << recovery.ShortDebugString();
+  EXPECT_EQ(recovery.lost_spaces(0).space(), 1u);
+  EXPECT_EQ(recovery.lost_spaces(0).reason(), "settings");
+  EXPECT_EQ(recovery.lost_spaces(0).sealed_blocks(), 3u);
+  EXPECT_EQ(recovery.lost_spaces(0).sessions(), 1u);
+  EXPECT_THAT(recovery.lost_spaces(0).detail(), HasSubstr("with the settings of today"));
   daemon_->HousekeepOnce();
   End();
   keeper_->Await();
   EXPECT_EQ(keeper_->inventory.size(), 1u) << "its memory is held for nobody, but for the link's own page";
+}
+
+TEST_F(RecoveryTest, ASpaceWithoutItsSlabsOrMemoryForThemIsLostAndSaysSo) {
+  ASSERT_TRUE(Start().ok());
+  Sleeper process;
+  auto engine = Open(process.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  engine->Seal(engine->Lease(3), Keys("k", 3));
+  End();
+  options_.tenant_share = 0.01;
+  ASSERT_TRUE(Start().ok());
+  ASSERT_EQ(Recovery().lost_spaces_size(), 1);
+  EXPECT_EQ(Recovery().lost_spaces(0).reason(), "memory");
+  options_.tenant_share = 1;
+  ASSERT_TRUE(Start().ok());
+  engine = Open(process.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  engine->Seal(engine->Lease(3), Keys("k", 3));
+  End();
+  {
+    auto link = JoinKeeper(keeper_->Connect());
+    ASSERT_TRUE(link.ok());
+    for (KeptThing& thing : (*link)->TakeInherited()) {
+      if (thing.kind != KeptKind::kSlab) thing.kept.Forget();
+    }
+    (*link)->Flush();
+    (*link)->Leave();
+  }
+  ASSERT_TRUE(Start().ok());
+  ASSERT_EQ(Recovery().lost_spaces_size(), 1);
+  EXPECT_EQ(Recovery().lost_spaces(0).reason(), "damaged");
+  EXPECT_EQ(Recovery().lost_spaces(0).sealed_blocks(), 3u);
+}
+
+TEST_F(RecoveryTest, AStartThatFindsWhatItMayNotUseSaysWhy) {
+  ASSERT_TRUE(Start().ok());
+  Sleeper process;
+  ASSERT_NE(Open(process.credentials()), nullptr) << opened_;
+  link_->Distrust();  // It has lost a GPU.
+  ASSERT_TRUE(Start().ok());
+  EXPECT_EQ(Recovery().start(), "gpu_lost");
+  ASSERT_NE(Open(process.credentials()), nullptr) << opened_;
+  End();
+  auto link = KeeperLink::Join(keeper_->Connect());
+  ASSERT_TRUE(link.ok() && (*link)->Trust("GPU-1").ok()) << link.status();
+  EXPECT_EQ((*link)->cold(), ColdStart::kOtherDevices);
+}
+
+TEST_F(RecoveryTest, TheFirstAnswerIsTimed) {
+  ASSERT_TRUE(Start().ok());
+  options_.began_ms = clock_.NowMs();
+  ASSERT_TRUE(Start().ok());
+  Sleeper process;
+  auto engine = Open(process.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  EXPECT_EQ(Recovery().first_answer_seconds(), 0);
+  clock_.Advance(250);
+  engine->Lease(1);
+  clock_.Advance(250);
+  engine->Lease(1);
+  EXPECT_EQ(Recovery().first_answer_seconds(), 0.25);
 }
 
 TEST_F(RecoveryTest, ADaemonThatWentOnAloneLeavesNothingToTheNext) {
@@ -513,6 +555,7 @@ TEST_F(RecoveryTest, ADaemonThatWentOnAloneLeavesNothingToTheNext) {
   second.reset();
   ASSERT_TRUE(Start().ok());
   EXPECT_EQ(Blocks().capacity(), 0u) << "the blocks of a living process are free";
+  EXPECT_EQ(Recovery().start(), "went_alone");
   // It keeps again, for the one after it.
   first = Open(known.credentials());
   ASSERT_NE(first, nullptr) << opened_;
@@ -547,8 +590,8 @@ TEST_F(RecoveryTest, OfTwoSpacesWithOneKeyTheNewerIsTakenAndTheOlderGoes) {
   End();
   {
     keeper_ = &keeper_of_test_;
-    auto from = *KeeperLink::Join(other.Connect());
-    auto to = *KeeperLink::Join(keeper_->Connect());
+    auto from = *JoinKeeper(other.Connect());
+    auto to = *JoinKeeper(keeper_->Connect());
     for (KeptThing& thing : from->TakeInherited()) {
       if (SpaceOf(thing) != 2) continue;
       auto kept = to->Keep(thing.kind, thing.facts, thing.fd.get());
@@ -564,6 +607,10 @@ TEST_F(RecoveryTest, OfTwoSpacesWithOneKeyTheNewerIsTakenAndTheOlderGoes) {
   ASSERT_EQ(spaces.spaces_size(), 1);
   EXPECT_EQ(spaces.spaces(0).space(), 2u);
   EXPECT_EQ(spaces.spaces(0).blocks().sealed(), 5u);
+  const v1::GetRecoveryResponse recovery = Recovery();
+  ASSERT_EQ(recovery.lost_spaces_size(), 1) << recovery.ShortDebugString();
+  EXPECT_EQ(recovery.lost_spaces(0).space(), 1u);
+  EXPECT_EQ(recovery.lost_spaces(0).reason(), "superseded");
   // What the older one had in the budget can be had again.
   EXPECT_EQ(daemon_->Snapshot().devices.front().used_bytes(), spaces.spaces(0).bytes());
 }
@@ -593,22 +640,6 @@ TEST(SpaceTableTest, ASpaceWithMorePagesOfHoldsThanCanBeNumberedIsRefused) {
   const auto table = SpaceTable::Make(facts, {}, 4096);
   EXPECT_EQ(table.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(table.status().message()), HasSubstr("max_space_bytes"));
-}
-
-TEST_F(RecoveryTest, WhatReleasesUnheardIsRefused) {
-  ASSERT_TRUE(Start().ok());
-  Sleeper process;
-  auto engine = Open(process.credentials());
-  ASSERT_NE(engine, nullptr) << opened_;
-  const std::vector<uint64_t> blocks = engine->Lease(2);
-  v1::Operation operation;
-  v1::Sequence* sequence = operation.mutable_compact()->mutable_sequence();
-  for (const uint64_t block : blocks) sequence->add_blocks(block);
-  sequence->set_last_block_tokens(16);
-  operation.mutable_compact()->mutable_keep()->add_positions(3);
-  const v1::OperationResult result = engine->Do(operation);
-  EXPECT_EQ(result.code(), static_cast<int>(absl::StatusCode::kUnimplemented)) << result.message();
-  EXPECT_THAT(result.message(), HasSubstr("--keeper=on"));
 }
 
 }  // namespace

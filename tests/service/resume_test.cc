@@ -3,22 +3,38 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "server/base/shared_memory.h"
 #include "server/space/kept_facts.h"
 #include "server/space/member_log.h"
 #include "server/space/session.h"
+#include "server/tiers/file_tier.h"
 #include "tests/service/recovery_fixture.h"
 #include "tests/support/access.h"
+#include "tests/tiers/faulty_tier.h"
+#include "tests/tiers/tier_fixture.h"
 
 namespace kvpool {
 namespace {
 
+using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
 
 using ResumeTest = RecoveryTest;
+
+// The only session that was lost, and why.
+v1::LostSession OnlyLost(const v1::RecoveredSpace& space) {
+  EXPECT_EQ(space.sessions_back() + space.sessions_waiting(), 0u) << space.ShortDebugString();
+  EXPECT_EQ(space.lost_size(), 1) << space.ShortDebugString();
+  if (space.lost_size() != 1) return {};
+  EXPECT_EQ(space.lost_sessions().at(space.lost(0).reason()), 1u);
+  EXPECT_EQ(space.lost(0).client_name(), "engine");
+  return space.lost(0);
+}
 
 TEST_F(ResumeTest, ASessionGoesOnWhenItsProcessComesBack) {
   ASSERT_TRUE(Start().ok());
@@ -38,8 +54,11 @@ TEST_F(ResumeTest, ASessionGoesOnWhenItsProcessComesBack) {
 
   for (int round = 0; round < 3; ++round) {
     ASSERT_TRUE(Start().ok());
+    EXPECT_EQ(RecoveredSpace().sessions_waiting(), 1u);
     engine = ComeBack(*engine, process.credentials());
     ASSERT_NE(engine, nullptr);
+    EXPECT_EQ(RecoveredSpace().sessions_back(), 1u);
+    EXPECT_EQ(RecoveredSpace().sessions_waiting(), 0u);
     const v1::StepResponse same = engine->Step(unheard);
     EXPECT_EQ(same.results(0).release().refused_size(), 0);
     EXPECT_EQ(same.results(1).lease().ShortDebugString(), first.results(1).lease().ShortDebugString());
@@ -174,6 +193,261 @@ TEST_F(ResumeTest, ACompactThatSettledUnheardIsHeardOfFromTheNextDaemon) {
   EXPECT_EQ(Blocks().leased(), 1u);
 }
 
+// An engine of four leased blocks, beside its sink.
+class OwedTest : public ResumeTest {
+ protected:
+  void SetUp() override {
+    strided_ = true;
+    ASSERT_TRUE(Start().ok());
+    engine_ = Open(process_.credentials());
+    ASSERT_NE(engine_, nullptr) << opened_;
+    blocks_ = engine_->Lease(4);
+  }
+  // Tokens of the first and the second block stay.
+  v1::Operation CompactOp() const {
+    v1::Operation operation;
+    v1::Compact* const compact = operation.mutable_compact();
+    compact->mutable_sequence()->mutable_blocks()->Add(blocks_.begin(), blocks_.end());
+    compact->mutable_keep()->add_positions(3);
+    compact->mutable_keep()->add_positions(17);
+    return operation;
+  }
+  v1::Operation PruneOp() const {
+    v1::Operation operation;
+    v1::Prune* const prune = operation.mutable_prune();
+    prune->mutable_sequence()->mutable_blocks()->Add(blocks_.begin(), blocks_.end());
+    prune->mutable_policy()->set_name("streaming_llm");
+    prune->set_budget_blocks(2);
+    return operation;
+  }
+  void RunDevice() {
+    while (daemon_->RunDevicePart(0)) {
+    }
+  }
+  void KillAndComeBack() {
+    Kill();
+    ASSERT_TRUE(Start().ok());
+    engine_ = ComeBack(*engine_, process_.credentials());
+    ASSERT_NE(engine_, nullptr);
+  }
+  // A batch, which says that the answers before it have arrived.
+  v1::StepResponse Acknowledge() {
+    v1::StepRequest request;
+    request.set_acknowledged(engine_->sequence);
+    request.set_sequence(++engine_->sequence);
+    return engine_->Step(request);
+  }
+  // What waits for the stream, and behind it an answer that has arrived.
+  v1::StepResponse Hear() {
+    v1::StepResponse heard = Acknowledge();
+    Acknowledge();
+    return heard;
+  }
+
+  Sleeper process_;
+  std::unique_ptr<Engine> engine_;
+  std::vector<uint64_t> blocks_;
+};
+
+TEST_F(OwedTest, WhatACompactGivesBackStaysHeldUntilItWasHeardOf) {
+  ASSERT_TRUE(engine_->Step(std::vector{CompactOp()}).results(0).parked());
+  RunDevice();
+  EXPECT_EQ(Blocks().leased(), 4u + 1u + 1u) << "its sources, a destination, and the sink";
+  KillAndComeBack();
+  KillAndComeBack();
+  EXPECT_EQ(Blocks().leased(), 4u + 1u + 1u);
+  const v1::StepResponse heard = Acknowledge();
+  ASSERT_EQ(heard.completions_size(), 1) << heard.ShortDebugString();
+  const v1::CompactResult& result = heard.completions(0).result().compact();
+  EXPECT_EQ(result.released(), 4u);
+  EXPECT_THAT(result.released_blocks(), ElementsAreArray(blocks_));
+  EXPECT_EQ(Blocks().leased(), 4u + 1u + 1u) << "it was sent, and may be lost";
+  Acknowledge();
+  EXPECT_EQ(Blocks().leased(), 1u + 1u);
+  KillAndComeBack();
+  EXPECT_EQ(Hear().completions_size(), 0);
+  EXPECT_EQ(Blocks().leased(), 1u + 1u);
+  EXPECT_EQ(engine_->Release({result.table(0)}).refused_size(), 0);
+}
+
+TEST_F(OwedTest, WhatAnAnswerCarriesGoesWithTheAnswer) {
+  v1::StepRequest batch;
+  batch.set_sequence(++engine_->sequence);
+  *batch.add_operations() = CompactOp();
+  ASSERT_TRUE(engine_->Step(batch).results(0).parked());
+  RunDevice();
+  // The batch is sent again, and its answer has the result now.
+  ASSERT_EQ(engine_->Step(batch).results(0).compact().released(), 4u);
+  EXPECT_EQ(Blocks().leased(), 4u + 1u + 1u);
+  Acknowledge();
+  EXPECT_EQ(Blocks().leased(), 1u + 1u);
+}
+
+TEST_F(OwedTest, WhatAPruneOfACallGivesBackGoesWithTheNextCall) {
+  std::optional<v1::OperationResult> answer;
+  engine_->Send(PruneOp(), &answer);
+  RunDevice();
+  ASSERT_TRUE(answer.has_value());
+  ASSERT_EQ(answer->prune().released(), 2u) << answer->ShortDebugString();
+  EXPECT_EQ(Blocks().leased(), 4u + 1u);
+  KillAndComeBack();
+  EXPECT_EQ(Blocks().leased(), 4u + 1u);
+  Acknowledge();
+  EXPECT_EQ(Blocks().leased(), 2u + 1u);
+  EXPECT_EQ(engine_->Release({answer->prune().table().begin(), answer->prune().table().end()}).refused_size(),
+            0);
+}
+
+TEST_F(OwedTest, AnAnswerThatWasForgottenWasNotHeardOf) {
+  std::optional<v1::OperationResult> answer;
+  engine_->Send(PruneOp(), &answer);
+  // Its answer is pushed out of the window before there is one.
+  for (uint64_t i = 0; i < AnswerWindow::kAnswers + 5; ++i) engine_->Step(std::vector<v1::Operation>());
+  RunDevice();
+  ASSERT_TRUE(answer.has_value());
+  engine_->Step(std::vector<v1::Operation>());
+  EXPECT_EQ(Blocks().leased(), 4u + 1u);
+  Acknowledge();
+  EXPECT_EQ(Blocks().leased(), 2u + 1u);
+}
+
+TEST_F(OwedTest, OfTwoOnTheSameBlocksEachHoldIsGivenBackOnce) {
+  ASSERT_TRUE(engine_->Step(std::vector{CompactOp()}).results(0).parked());
+  RunDevice();
+  // As far as its member knows, the sequence is what it was.
+  ASSERT_TRUE(engine_->Step(std::vector{CompactOp()}).results(0).parked());
+  EXPECT_EQ(Blocks().leased(), 4u + 2u + 1u);
+  // The first is heard of while the second reads what the first gives back.
+  EXPECT_EQ(Hear().completions_size(), 0) << "it came with the batch";
+  EXPECT_EQ(Blocks().leased(), 4u + 2u + 1u);
+  RunDevice();
+  EXPECT_EQ(Blocks().leased(), 2u + 1u) << "nothing reads them any more";
+  ASSERT_EQ(Hear().completions_size(), 1);
+  EXPECT_EQ(Blocks().leased(), 2u + 1u);
+}
+
+TEST_F(OwedTest, WhatWasGivenBackByItsMemberIsNotGivenBackAgain) {
+  ASSERT_TRUE(engine_->Step(std::vector{CompactOp()}).results(0).parked());
+  RunDevice();
+  EXPECT_EQ(engine_->Release(blocks_).refused_size(), 0);
+  const std::vector<uint64_t> again = engine_->Lease(4);
+  Hear();
+  EXPECT_EQ(Blocks().leased(), 4u + 1u + 1u) << "others have these blocks";
+  EXPECT_EQ(engine_->Release(again).refused_size(), 0);
+}
+
+TEST_F(OwedTest, WhatWasGivenBackIsNotGivenBackAgainByTheNextDaemon) {
+  // As long as this waits, nothing behind it leaves the log.
+  const std::vector<uint64_t> waits = engine_->Lease(1);
+  ASSERT_TRUE(engine_->Step(std::vector{ReleaseOp(waits, 5)}).results(0).parked());
+  const std::vector<std::string> keys = Keys("k", 4);
+  engine_->Seal(blocks_, keys);
+  ASSERT_TRUE(engine_->Step(std::vector{PruneOp()}).results(0).parked());
+  RunDevice();
+  const v1::StepResponse heard = Hear();
+  ASSERT_EQ(heard.completions_size(), 1);
+  const v1::PruneResult& pruned = heard.completions(0).result().prune();
+  ASSERT_EQ(pruned.victim_blocks_size(), 2) << heard.ShortDebugString();
+  const std::vector<uint64_t> victims(pruned.victim_blocks().begin(), pruned.victim_blocks().end());
+  EXPECT_EQ(engine_->Release(victims).refused_size(), 2) << "the session does not hold them any more";
+  // It holds them again.
+  ASSERT_EQ(engine_->Match(keys).tokens(), 4u * 16);
+  for (int round = 0; round < 3; ++round) {
+    KillAndComeBack();
+    EXPECT_EQ(Hear().completions_size(), 0);
+  }
+  EXPECT_EQ(engine_->Release(victims).refused_size(), 0);
+  EXPECT_EQ(engine_->Release(victims).refused_size(), 2);
+}
+
+TEST_F(OwedTest, AnOperationThatWasNotOverBeginsAnewInTheNextDaemon) {
+  v1::StepRequest batch;
+  batch.set_sequence(++engine_->sequence);
+  *batch.add_operations() = CompactOp();
+  // This one stands behind it.
+  *batch.add_operations() = ReleaseOp({blocks_[3]});
+  const v1::StepResponse begun = engine_->Step(batch);
+  ASSERT_TRUE(begun.results(0).parked() && begun.results(1).parked()) << begun.ShortDebugString();
+  std::optional<v1::OperationResult> unheard;
+  engine_->Send(PruneOp(), &unheard);
+  for (int round = 0; round < 3; ++round) {
+    EXPECT_EQ(Blocks().leased(), 4u + 1u + 1u)
+        << "one destination, that of the operation that began last, and the sink";
+    KillAndComeBack();
+  }
+  RunDevice();
+  const v1::StepResponse heard = Hear();
+  ASSERT_EQ(heard.completions_size(), 2) << heard.ShortDebugString();
+  EXPECT_EQ(heard.completions(0).result().compact().released(), 4u) << heard.ShortDebugString();
+  EXPECT_EQ(heard.completions(1).result().release().refused_size(), 0);
+  // The call finds what was released since: its blocks are named in vain.
+  EXPECT_EQ(Blocks().leased(), 1u + 1u);
+}
+
+TEST_F(OwedTest, NobodyElseHasThemIfTheSessionDoesNotGoOn) {
+  ASSERT_TRUE(engine_->Step(std::vector{CompactOp()}).results(0).parked());
+  RunDevice();
+  ASSERT_TRUE(Start().ok());
+  clock_.Advance(options_.reattach_ms);
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(Blocks().quarantined(), 4u + 1u + 1u);
+  process_.Kill();
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(Blocks().quarantined(), 0u);
+}
+
+TEST_F(ResumeTest, AMatchThatWaitsForATierIsAnsweredByTheNextDaemon) {
+  const TierFolder folder;
+  auto file = FileTier::Open({.path = folder.path(), .capacity_bytes = 1 << 20});
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto tier = std::make_shared<FaultyTier>(*std::move(file));
+  options_.tier = tier;
+  options_.tier_secret = std::string(32, 's');
+  options_.tier_write = TierWrite::kSeal;
+  ASSERT_TRUE(Start().ok());
+  Sleeper process;
+  auto engine = Open(process.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  const std::vector<std::string> keys = Keys("k", 6);
+  const std::vector<uint64_t> blocks = engine->Lease(6);
+  engine->Seal(blocks, keys);
+  // The first four stay resident, all of them are below.
+  engine->Release({blocks.begin() + 4, blocks.end()});
+  do {
+    tier->Drain();
+  } while (daemon_->MoveTierOnce());
+  v1::EvictResponse evicted;
+  ASSERT_TRUE(daemon_->Evict({}, &evicted).ok());
+  ASSERT_EQ(evicted.evicted(), 2u);
+  tier->hangs = true;
+  v1::StepRequest batch;
+  batch.set_sequence(++engine->sequence);
+  *batch.add_operations() = MatchOp(keys);
+  batch.mutable_operations(0)->mutable_match()->set_wait_ms(60000);
+  ASSERT_TRUE(engine->Step(batch).results(0).parked());
+  std::optional<v1::OperationResult> call;
+  v1::Operation by_call = MatchOp(keys);
+  by_call.mutable_match()->set_wait_ms(60000);
+  engine->Send(by_call, &call);
+  ASSERT_FALSE(call.has_value());
+
+  ASSERT_TRUE(Start().ok());
+  EXPECT_EQ(RecoveredSpace().sessions_waiting(), 1u);
+  engine = ComeBack(*engine, process.credentials());
+  ASSERT_NE(engine, nullptr);
+  const v1::StepResponse heard = engine->Pending();
+  ASSERT_EQ(heard.completions_size(), 1) << heard.ShortDebugString();
+  const v1::MatchResult& match = heard.completions(0).result().match();
+  EXPECT_EQ(match.tokens(), 4u * 16) << match.ShortDebugString();
+  EXPECT_THAT(match.groups(0).blocks(), ElementsAreArray(absl::MakeConstSpan(blocks).first(4)));
+  // It holds them now: one hold of the seal, one of each match.
+  for (int round = 0; round < 3; ++round) {
+    EXPECT_EQ(engine->Release({blocks.begin(), blocks.begin() + 4}).refused_size(), 0) << round;
+  }
+  EXPECT_EQ(engine->Release({blocks[0]}).refused_size(), 1);
+  tier->Answer();
+}
+
 TEST_F(ResumeTest, NobodyElseComesBackToASession) {
   ASSERT_TRUE(Start().ok());
   Sleeper process, other;
@@ -201,6 +475,7 @@ TEST_F(ResumeTest, WhoStaysAwayForTooLongIsEndedAndKeepsItsBlocksUntilItsProcess
   clock_.Advance(options_.reattach_ms);
   daemon_->HousekeepOnce();
   EXPECT_EQ(Blocks().quarantined(), 5u);
+  EXPECT_EQ(OnlyLost(RecoveredSpace()).reason(), "away");
   EXPECT_EQ(Refusal(*engine, process.credentials()).code(), absl::StatusCode::kFailedPrecondition);
   process.Kill();
   daemon_->HousekeepOnce();
@@ -217,6 +492,7 @@ TEST_F(ResumeTest, WhoDiedWhileTheDaemonWasGoneGivesBack) {
   ASSERT_TRUE(Start().ok());
   process.Kill();
   daemon_->HousekeepOnce();
+  EXPECT_EQ(OnlyLost(RecoveredSpace()).reason(), "died");
   const v1::StateCounts counts = Blocks();
   EXPECT_EQ(counts.free(), counts.capacity()) << counts.ShortDebugString();
 }
@@ -278,6 +554,8 @@ TEST_F(ResumeTest, ASessionWithAnEpisodeDoesNotGoOn) {
   ASSERT_EQ(result.code(), 0) << result.message();
   ASSERT_TRUE(Start().ok());
   EXPECT_EQ(Refusal(*engine, process.credentials()).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(OnlyLost(RecoveredSpace()).reason(), "not_kept");
+  EXPECT_THAT(OnlyLost(RecoveredSpace()).detail(), HasSubstr("episodes"));
   EXPECT_EQ(Blocks().sealed(), 2u) << "its process lives";
 }
 
@@ -465,6 +743,7 @@ TEST_F(ResumeGroupTest, ARankThatDiedInTheGapEndsIt) {
   ASSERT_TRUE(Start().ok());
   EXPECT_EQ(RefusalOf(0), absl::StatusCode::kNotFound);
   EXPECT_EQ(RefusalOf(1), absl::StatusCode::kNotFound);
+  EXPECT_EQ(OnlyLost(RecoveredSpace()).reason(), "died");
   processes_[0].Kill();
   daemon_->HousekeepOnce();
   EXPECT_EQ(Blocks().quarantined(), 5u) << "rank 0 lives, and writes";
@@ -560,7 +839,7 @@ TEST_F(ResumeGroupTest, WithoutTheLogOfAMemberItDoesNotGoOn) {
   ASSERT_EQ(members_[0]->Lease(3).size(), 3u);
   End();
   {
-    auto link = KeeperLink::Join(keeper_->Connect());
+    auto link = JoinKeeper(keeper_->Connect());
     ASSERT_TRUE(link.ok());
     bool first = true;
     for (KeptThing& thing : (*link)->TakeInherited()) {
@@ -572,7 +851,44 @@ TEST_F(ResumeGroupTest, WithoutTheLogOfAMemberItDoesNotGoOn) {
   ASSERT_TRUE(Start().ok());
   for (size_t member = 0; member < kMembers; ++member)
     EXPECT_EQ(RefusalOf(member), absl::StatusCode::kNotFound);
+  EXPECT_EQ(OnlyLost(RecoveredSpace()).reason(), "incomplete");
   EXPECT_EQ(Blocks().quarantined(), 4u) << "their processes live";
+}
+
+TEST_F(ResumeTest, ASessionWhoseLogIsDamagedDoesNotGoOnAndAnOperatorMayEndOneThatIsAwaited) {
+  ASSERT_TRUE(Start().ok());
+  Sleeper process;
+  auto engine = Open(process.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  const uint64_t session = engine->opened.session();
+  ASSERT_TRUE(Start().ok());
+  v1::EndSessionRequest request;
+  request.set_session(session);
+  v1::EndSessionResponse response;
+  ASSERT_TRUE(daemon_->EndSession(request, &response).ok());
+  EXPECT_EQ(OnlyLost(RecoveredSpace()).reason(), "other");
+  Sleeper another;
+  engine = Open(another.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  const uint64_t damaged = engine->opened.session();
+  End();
+  {
+    auto link = JoinKeeper(keeper_->Connect());
+    ASSERT_TRUE(link.ok());
+    for (KeptThing& thing : (*link)->TakeInherited()) {
+      thing.kept.Forget();
+      KeptLog log;
+      if (thing.kind != KeptKind::kLog || !ReadFacts(thing.facts, &log)) continue;
+      if (std::string(log.token, sizeof(log.token)) != engine->token) continue;
+      const auto memory = SharedMemory::Map(std::move(thing.fd));
+      ASSERT_TRUE(memory.ok()) << memory.status();
+      memory->data()[0] ^= 1;
+    }
+    (*link)->Leave();
+  }
+  ASSERT_TRUE(Start().ok());
+  EXPECT_EQ(OnlyLost(RecoveredSpace()).reason(), "damaged");
+  EXPECT_EQ(RecoveredSpace().lost(0).session(), damaged) << "the one that had ended before was not lost";
 }
 
 }  // namespace

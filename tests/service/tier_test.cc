@@ -131,6 +131,30 @@ class TierTest : public ServiceTest {
   const std::vector<std::string> keys_ = Keys("k", 10);
 };
 
+TEST_F(TierTest, WhatIsNotWhatWasSealedStaysAbove) {
+  options_.verify = true;
+  options_.verify_sample_bytes = 0;
+  Begin();
+  Compute(keys_);
+  daemon_->VerifyOnce(0);
+  const v1::MatchResult match = engine_->Match(keys_);
+  Fill(match.groups(0).blocks(4), "else");
+  LetGo(match);
+  Move();
+  EXPECT_EQ(tier_->usage().counters.stored, 9u);
+  EXPECT_EQ(daemon_->Snapshot().spaces.at(0).checks.failed[static_cast<size_t>(CheckedWhen::kSample)], 1u);
+  EXPECT_EQ(engine_->Match(keys_).groups(0).blocks_size(), 4) << "it was condemned";
+  LetGo(match);
+  PushOut();
+  const auto sums = [this] {
+    return daemon_->Snapshot().spaces.at(0).checks.checked[static_cast<size_t>(CheckedWhen::kSeal)];
+  };
+  EXPECT_EQ(sums(), 10u);
+  EXPECT_EQ(Await(keys_).groups(0).blocks_size(), 4);
+  daemon_->VerifyOnce(0);
+  EXPECT_EQ(sums(), 14u) << "what comes up gets its sum";
+}
+
 TEST_F(TierTest, WhatLeavesComesBack) {
   Begin();
   Compute(keys_);

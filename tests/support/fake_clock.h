@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 
 #include "server/base/clock.h"
 
@@ -11,8 +12,12 @@ namespace kvpool {
 
 class FakeClock final : public Clock {
  public:
-  uint64_t NowMs() const override { return now_ms_.load(); }
+  uint64_t NowMs() const override {
+    if (on_read) on_read();
+    return now_ms_.load();
+  }
   void Advance(uint64_t ms) { now_ms_ += ms; }
+  std::function<void()> on_read;  // It runs before each reading. Set it while nobody reads.
 
  private:
   std::atomic<uint64_t> now_ms_{1000000};

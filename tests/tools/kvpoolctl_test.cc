@@ -127,6 +127,14 @@ TEST_F(Kvpoolctl, SpacesAndSessions) {
   EXPECT_THAT(text.out, Not(HasSubstr("\x1b")));
 }
 
+TEST_F(Kvpoolctl, Recovered) {
+  const auto recovery = Ask<v1::GetRecoveryResponse>({"recovered"});
+  EXPECT_EQ(recovery.start(), "no_keeper");
+  EXPECT_GT(recovery.first_answer_seconds(), 0);
+  EXPECT_EQ(recovery.spaces_size() + recovery.lost_spaces_size(), 0);
+  EXPECT_THAT(Run({"recovered"}).out, HasSubstr("Start: no_keeper; first answer after "));
+}
+
 TEST_F(Kvpoolctl, Tiers) {
   EXPECT_EQ(Ask<v1::ListTiersResponse>({"tier"}).tiers_size(), 0);
   EXPECT_THAT(Run({"tier"}).out, HasSubstr("No tiers"));
@@ -450,6 +458,43 @@ TEST(KvpoolctlRender, LongChainsShowTheirEnds) {
   explanation.mutable_blocks()->DeleteSubrange(10, 48);
   EXPECT_THAT(ctl::RenderExplanation(explanation, /*all=*/false), HasSubstr("107"))
       << "one block is shorter than its absence";
+}
+
+TEST(KvpoolctlRender, WhatWasLostHasItsReason) {
+  v1::GetRecoveryResponse recovery;
+  recovery.set_start("warm");
+  recovery.set_recovery_seconds(0.0312);
+  v1::RecoveredSpace* const space = recovery.add_spaces();
+  space->set_space(3);
+  space->set_tenant("red@1000");
+  space->set_cached_blocks(123);
+  space->set_held_blocks(45);
+  space->set_unverified_blocks(8);
+  (*space->mutable_dropped_blocks())["checksum"] = 6;
+  (*space->mutable_dropped_blocks())["torn"] = 1;
+  (*space->mutable_lost_sessions())["away"] = 1;
+  v1::LostSession* const session = space->add_lost();
+  session->set_session(9);
+  session->set_client_name("vllm\x1b");
+  session->set_reason("away");
+  session->set_detail("member 0 hung up");
+  v1::LostSpace* lost = recovery.add_lost_spaces();
+  lost->set_space(2);
+  lost->set_tenant("blue");
+  lost->set_reason("settings");
+  lost->set_detail("it had other slabs");
+  lost->set_sealed_blocks(77);
+  lost->set_sessions(1);
+  recovery.add_lost_spaces()->set_reason("damaged");
+  const std::string text = ctl::RenderRecovery(recovery);
+  for (const char* shown :
+       {"Start: warm; what was kept was read in 0.031 s\n", "red@1000", "123", "45",
+        "Space 3: blocks dropped: 6 checksum, 1 torn\n", "Space 3: sessions lost: 1 away\n",
+        "Space 3: 8 blocks without a sum of the content\n", "  session 9 (vllm?): away: member 0 hung up\n",
+        "Space 2 (blue) lost, with 77 sealed blocks and 1 session: settings: it had other slabs\n",
+        "Space of an unreadable table lost, with 0 sealed blocks and 0 sessions: damaged: "}) {
+    EXPECT_THAT(text, HasSubstr(shown));
+  }
 }
 
 // What a newer daemon says, in words that this build does not know.

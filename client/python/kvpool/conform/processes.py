@@ -53,6 +53,14 @@ class Daemon:
                               text=True, check=True)
         return json.loads(done.stdout)
 
+    def stop(self) -> None:
+        """By SIGSTOP. Its other threads run on until one of them has taken the signal: this returns once all stand still."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()

@@ -1,0 +1,76 @@
+// A space's table as other builds would have written it, or find it.
+#ifndef KVPOOL_TESTS_SERVICE_OTHER_TABLE_H_
+#define KVPOOL_TESTS_SERVICE_OTHER_TABLE_H_
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "server/base/shared_memory.h"
+#include "server/keeper/keeper_link.h"
+#include "server/space/space_table.h"
+#include "tests/service/recovery_fixture.h"
+
+namespace kvpool {
+
+class OtherTable {
+ public:
+  explicit OtherTable(SharedMemory* memory) : data_(memory->data()) {}
+
+  // REQUIRES: it is of this build's version.
+  void Become(uint32_t version, uint32_t oldest_reader) {
+    Set(kVersionAt, version);
+    Set(readers_at(), oldest_reader);
+    // FNV-1a of the header, its checksum being 0, and three times that of what is behind it.
+    std::memset(data_ + kChecksumAt, 0, sizeof(uint64_t));
+    const size_t end = readers_at() + sizeof(uint32_t);
+    const uint64_t sum = Fnv(0, kHeaderBytes) ^ Fnv(kHeaderBytes, end) * 3;
+    std::memcpy(data_ + kChecksumAt, &sum, sizeof(sum));
+  }
+  uint32_t version() const { return Get(kVersionAt); }
+  uint32_t had_by() const { return Get(readers_at() + sizeof(uint32_t)); }
+
+ private:
+  static constexpr size_t kVersionAt = 8, kChecksumAt = 16, kBytesAt = 40 + sizeof(SpaceGeometry),
+                          kHeaderBytes = kBytesAt + 8 + 32;
+  size_t readers_at() const { return kHeaderBytes + Get(kBytesAt) + Get(kBytesAt + sizeof(uint32_t)); }
+  uint64_t Fnv(size_t begin, size_t end) const {
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (size_t i = begin; i < end; ++i)
+      hash = (hash ^ static_cast<unsigned char>(data_[i])) * 0x100000001b3u;
+    return hash;
+  }
+  uint32_t Get(size_t at) const {
+    uint32_t number = 0;
+    std::memcpy(&number, data_ + at, sizeof(number));
+    return number;
+  }
+  void Set(size_t at, uint32_t number) { std::memcpy(data_ + at, &number, sizeof(number)); }
+
+  char* const data_;
+};
+
+// The only table that the keeper has, between two daemons.
+template <typename Visit>
+void VisitTable(ServedKeeper* keeper, Visit visit) {
+  auto link = JoinKeeper(keeper->Connect());
+  ASSERT_TRUE(link.ok()) << link.status();
+  int tables = 0;
+  for (KeptThing& thing : (*link)->TakeInherited()) {
+    thing.kept.Forget();
+    if (thing.kind != KeptKind::kTable) continue;
+    auto memory = SharedMemory::Map(std::move(thing.fd));
+    ASSERT_TRUE(memory.ok()) << memory.status();
+    visit(OtherTable(&*memory));
+    ++tables;
+  }
+  EXPECT_EQ(tables, 1);
+  (*link)->Leave();
+}
+
+}  // namespace kvpool
+
+#endif  // KVPOOL_TESTS_SERVICE_OTHER_TABLE_H_
