@@ -18,6 +18,7 @@
 //   CudaOrdinal                                                 cuda_context.cc        cuda_member_absent.cc
 //   MakeHostStamper, OpenCudaStamper       host_stamper.cc      cuda_stamper.cc        cuda_absent.cc
 //   OpenCudaFenceEvents                                         cuda_fence_events.cc   cuda_member_absent.cc
+//   OpenCudaBlockCopier                                         cuda_block_copier.cc   cuda_member_absent.cc
 //   MakeHostKvCompute                      host_kv_compute.cc
 //
 // IsSticky is defined in sticky.cc. A GPU's KvCompute is driver/cuda_kv_compute.cc, by Device::MakeKvCompute.

@@ -24,6 +24,8 @@ class FenceEvent {
   virtual absl::StatusOr<bool> Done() const = 0;
   // Sleeps, without spinning, until all work before the point is done.
   virtual absl::Status Wait() const = 0;
+  // The CUevent, as a plain pointer: another stream can be told to wait for it.
+  virtual void* event() const = 0;
 };
 
 // Thread-safe.

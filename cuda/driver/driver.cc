@@ -30,6 +30,10 @@ absl::StatusOr<Driver> Load() {
   KVPOOL_CUDA_DRIVER_FUNCTIONS(KVPOOL_DRIVER_LOAD)
 #undef KVPOOL_DRIVER_LOAD
 #undef KVPOOL_DRIVER_NAME
+  driver.memcpy_batch =
+      reinterpret_cast<decltype(driver.memcpy_batch)>(::dlsym(library, "cuMemcpyBatchAsync_v2"));
+  driver.memcpy_batch_12_8 =
+      reinterpret_cast<decltype(driver.memcpy_batch_12_8)>(::dlsym(library, "cuMemcpyBatchAsync"));
   const absl::Status status = CudaStatus(driver, driver.cuInit(0), "cuInit");
   if (!status.ok()) return absl::UnavailableError(status.message());
   return driver;

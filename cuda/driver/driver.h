@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-// Every driver function that we call. cuda.h renames many of these by macro to the version that fits
+// Every driver function that each driver must have. cuda.h renames many of these by macro to the version that fits
 // its types (cuMemAlloc is cuMemAlloc_v2). Field, type and symbol agree, since all three come from the
 // same expansion.
 // clang-format off
@@ -26,10 +26,11 @@
   X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess)                                                     \
   X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle)                               \
   X(cuMemAlloc) X(cuMemFree) X(cuMemHostAlloc) X(cuMemFreeHost)                                   \
+  X(cuMemHostRegister) X(cuMemHostUnregister)                                                     \
   X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle)                               \
   X(cuMemsetD8Async) X(cuMemcpyHtoDAsync) X(cuMemcpyDtoHAsync) X(cuMemcpyDtoDAsync)               \
   X(cuStreamCreate) X(cuStreamCreateWithPriority) X(cuCtxGetStreamPriorityRange)                  \
-  X(cuStreamDestroy) X(cuStreamSynchronize) X(cuEventElapsedTime)                                 \
+  X(cuStreamDestroy) X(cuStreamSynchronize) X(cuStreamWaitEvent) X(cuEventElapsedTime)            \
   X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) X(cuEventSynchronize)       \
   X(cuModuleLoadData) X(cuModuleUnload) X(cuModuleGetFunction) X(cuLaunchKernel)
 // clang-format on
@@ -40,6 +41,12 @@ struct Driver {
 #define KVPOOL_DRIVER_FIELD(name) decltype(&::name) name = nullptr;
   KVPOOL_CUDA_DRIVER_FUNCTIONS(KVPOOL_DRIVER_FIELD)
 #undef KVPOOL_DRIVER_FIELD
+  // cuMemcpyBatchAsync as CUDA 13 has it, and as 12.8 and 12.9 do, which cuda.h does not declare any more; null where the driver has
+  // none of it.
+  decltype(&::cuMemcpyBatchAsync) memcpy_batch = nullptr;
+  CUresult (*memcpy_batch_12_8)(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count,
+                                CUmemcpyAttributes* attributes, size_t* attributes_from,
+                                size_t attributes_count, size_t* failed, CUstream stream) = nullptr;
 };
 
 // The driver of this process, which the first call loads and initialises (cuInit); later calls return the

@@ -4,10 +4,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -16,12 +18,15 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "cuda/block_copier.h"
 #include "cuda/block_stamper.h"
 #include "cuda/device.h"
 #include "cuda/driver/cuda_context.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/support/status_macros.h"
+#include "tests/device/driver_function.h"
+#include "tests/device/gate.h"
 #include "tests/device/in_child.h"
 #include "tests/device/test_device.h"
 
@@ -312,6 +317,185 @@ TEST(CudaDevices, AnIpcHandleOfThisVeryProcessIsRefusedWithTheLikelyReason) {
                         return member->MapIpcSlab(handle, 2 * kMiB);
                       }),
               AllOf(StartsWith("FAILED_PRECONDITION: ipc_handle"), HasSubstr("process namespace")));
+}
+
+// A copier's memory and stream, and the engine's.
+class Copies {
+ public:
+  absl::Status Open() {
+    ASSIGN_OR_RETURN(context_, CudaContext::Open("0"));
+    ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
+    CUdeviceptr address;
+    RETURN_IF_ERROR(context_->Check(context_->driver().cuMemAlloc(&address, kMiB), "cuMemAlloc"));
+    device_ = CudaArray(context_, address);
+    ASSIGN_OR_RETURN(engine_, MakeStream(context_));
+    stream_ = engine_.get();
+    ASSIGN_OR_RETURN(copier_, OpenCudaBlockCopier("0"));
+    return absl::OkStatus();
+  }
+  // Four ranges of 64 bytes, of which the second follows the first, and the fourth the third.
+  absl::StatusOr<std::unique_ptr<FenceEvent>> Submit(CopyDirection direction,
+                                                     const FenceEvent* after = nullptr) {
+    std::vector<CopyRange> ranges;
+    for (const size_t offset : {0, 64, 256, 320})
+      ranges.push_back({device_.get() + offset, reinterpret_cast<uint64_t>(&host_[offset]), 64});
+    return copier_->Submit(direction, ranges, after);
+  }
+  absl::Status Copy(CopyDirection direction) {
+    ASSIGN_OR_RETURN(const std::unique_ptr<FenceEvent> ticket, Submit(direction));
+    return ticket->Wait();
+  }
+  absl::Status Register() {
+    return copier_->Register(reinterpret_cast<uint64_t>(host_.data()), host_.size());
+  }
+  // A point of the engine's stream that passes when the gate is open.
+  absl::StatusOr<std::unique_ptr<FenceEvent>> RecordBehind(Gate* gate) {
+    ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
+    const auto launch = reinterpret_cast<decltype(&cuLaunchHostFunc)>(FindDriverFunction("cuLaunchHostFunc"));
+    RETURN_IF_ERROR(context_->Check(launch(stream_, Gate::Wait, gate), "cuLaunchHostFunc"));
+    return Record();
+  }
+  absl::StatusOr<std::unique_ptr<FenceEvent>> Record() { return copier_->Record(stream_); }
+  // Whoever has its stream's handle has it still.
+  void EndEngine() { engine_ = CudaStream(); }
+
+ private:
+  std::shared_ptr<const CudaContext> context_;
+  CudaArray device_;
+  CudaStream engine_;
+  CUstream stream_ = nullptr;
+  std::vector<unsigned char> host_ = std::vector<unsigned char>(kMiB, 5);
+  std::unique_ptr<BlockCopier> copier_;
+};
+
+// An older driver, "12_0" or "12_8", which fails as `faults` says.
+Environment OlderDriver(const std::string& version, const std::string& faults) {
+  return {{"KVPOOL_LIBCUDA", std::getenv(absl::StrCat("KVPOOL_FAKE_CUDA_", version).c_str())},
+          {"KVPOOL_FAKE_CUDA_FAIL", faults}};
+}
+
+TEST(CudaCopies, RangesThatFollowEachOtherAreOneRunOfABatchOrACall) {
+  const auto copy = [] {
+    Copies copies;
+    RETURN_IF_ERROR(copies.Open());
+    return copies.Copy(CopyDirection::kToDevice);
+  };
+  const std::string batch = "cuMemcpyBatchAsync#1=CUDA_ERROR_INVALID_VALUE";
+  EXPECT_THAT(InChild({{"KVPOOL_FAKE_CUDA_FAIL", batch}}, copy),
+              StartsWith("INTERNAL: cuMemcpyBatchAsync of 2 runs"));
+  EXPECT_THAT(InChild(OlderDriver("12_8", batch), copy),
+              StartsWith("INTERNAL: cuMemcpyBatchAsync of 2 runs"));
+  EXPECT_THAT(InChild(OlderDriver("12_0", "cuMemcpyHtoDAsync#2=CUDA_ERROR_INVALID_VALUE"), copy),
+              StartsWith("INTERNAL: a copy of 128 bytes"));
+  EXPECT_EQ(InChild(OlderDriver("12_0", "cuMemcpyHtoDAsync#3=CUDA_ERROR_INVALID_VALUE"), copy), "OK");
+}
+
+TEST(CudaCopies, ADriverThatDoesNotSupportBatchesIsToldEachRunAndTheLogOfItOnce) {
+  const auto copy = []() -> absl::Status {
+    testing::internal::CaptureStderr();
+    Copies copies;
+    RETURN_IF_ERROR(copies.Open());
+    RETURN_IF_ERROR(copies.Copy(CopyDirection::kToDevice));
+    RETURN_IF_ERROR(copies.Copy(CopyDirection::kToHost));
+    return absl::UnknownError(testing::internal::GetCapturedStderr());
+  };
+  const std::string batches = "cuMemcpyBatchAsync#1+=CUDA_ERROR_NOT_SUPPORTED";
+  const std::string once =
+      "UNKNOWN: kvpool: this driver does not support cuMemcpyBatchAsync: each run of a copy is a call\n";
+  EXPECT_EQ(InChild({{"KVPOOL_FAKE_CUDA_FAIL", batches}}, copy), once);
+  EXPECT_EQ(InChild(OlderDriver("12_8", batches), copy), once);
+  // An error of such a call is one still.
+  EXPECT_THAT(InChild({{"KVPOOL_FAKE_CUDA_FAIL",
+                        absl::StrCat(batches, ",cuMemcpyHtoDAsync#2=CUDA_ERROR_INVALID_VALUE")}},
+                      copy),
+              StartsWith("INTERNAL: a copy of 128 bytes"));
+}
+
+TEST(CudaCopies, WhereRegisteredMemoryHasOtherAddressesThereAreNoBatches) {
+  EXPECT_EQ(InChild({{"KVPOOL_FAKE_CUDA_WITHOUT", "host-addresses"}},
+                    [] {
+                      Copies copies;
+                      RETURN_IF_ERROR(copies.Open());
+                      RETURN_IF_ERROR(copies.Register());
+                      RETURN_IF_ERROR(copies.Copy(CopyDirection::kToDevice));
+                      return copies.Copy(CopyDirection::kToHost);
+                    }),
+            "OK");
+}
+
+TEST(CudaCopies, AStreamThatIsGoneHasNoPointsAndCostsNone) {
+  EXPECT_EQ(InChild({},
+                    [] {
+                      Copies copies;
+                      RETURN_IF_ERROR(copies.Open());
+                      copies.EndEngine();
+                      for (size_t i = 0; i <= kMaxCopyTickets; ++i) {
+                        const absl::Status refused = copies.Record().status();
+                        if (!absl::IsInternal(refused)) return refused;
+                      }
+                      return copies.Copy(CopyDirection::kToDevice);
+                    }),
+            "OK");
+}
+
+// The second copy, or the end of them all, which is where their ticket would be.
+class FailedSubmit : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(CudaCopies, FailedSubmit,
+                         ::testing::Values("cuMemcpyDtoHAsync#2", "cuEventRecord#2"));
+
+TEST_P(FailedSubmit, IsReportedWhenTheCopiesBeforeItAreOver) {
+  EXPECT_EQ(InChild(OlderDriver("12_0", absl::StrCat(GetParam(), "=CUDA_ERROR_INVALID_VALUE")),
+                    []() -> absl::Status {
+                      Copies copies;
+                      RETURN_IF_ERROR(copies.Open());
+                      Gate step;
+                      ASSIGN_OR_RETURN(const std::unique_ptr<FenceEvent> point, copies.RecordBehind(&step));
+                      std::promise<void> reported;
+                      // The first copy waits for the step, which ends when the error is reported, or after a while.
+                      std::future<bool> waited =
+                          std::async(std::launch::async, [&, told = reported.get_future()] {
+                            const bool waits =
+                                told.wait_for(std::chrono::milliseconds(100)) == std::future_status::timeout;
+                            step.Open();
+                            return waits;
+                          });
+                      const absl::Status status = copies.Submit(CopyDirection::kToHost, point.get()).status();
+                      reported.set_value();
+                      if (!waited.get()) return absl::InternalError("a copy was under way still");
+                      if (status.ok()) return absl::InternalError("the failure was overlooked");
+                      return copies.Copy(CopyDirection::kToHost);
+                    }),
+            "OK");
+}
+
+TEST(CudaCopies, MemoryThatCannotBeRegisteredIsCopiedAllTheSame) {
+  EXPECT_THAT(InChild({{"KVPOOL_FAKE_CUDA_FAIL", "cuMemHostRegister#1=CUDA_ERROR_NOT_SUPPORTED"}},
+                      [] {
+                        Copies copies;
+                        RETURN_IF_ERROR(copies.Open());
+                        const absl::Status refused = copies.Register();
+                        RETURN_IF_ERROR(copies.Copy(CopyDirection::kToDevice));
+                        RETURN_IF_ERROR(copies.Register());
+                        RETURN_IF_ERROR(copies.Copy(CopyDirection::kToHost));
+                        return refused;
+                      }),
+              StartsWith("UNIMPLEMENTED: cuMemHostRegister of 1048576 bytes: CUDA_ERROR_NOT_SUPPORTED"));
+}
+
+TEST(CudaCopies, AContextThatIsLostFailsTicketsAndAllThatComes) {
+  EXPECT_THAT(
+      InChild({{"KVPOOL_FAKE_CUDA_FAIL", "cuEventQuery#1=CUDA_ERROR_ECC_UNCORRECTABLE"}},
+              []() -> absl::Status {
+                Copies copies;
+                RETURN_IF_ERROR(copies.Open());
+                ASSIGN_OR_RETURN(const std::unique_ptr<FenceEvent> ticket,
+                                 copies.Submit(CopyDirection::kToHost));
+                RETURN_IF_ERROR(ticket->Wait());  // The fake's copies go on in a context that is lost.
+                if (!IsSticky(ticket->Done().status())) return absl::InternalError("overlooked");
+                if (!IsSticky(ticket->Wait())) return absl::InternalError("the ticket is done");
+                return copies.Copy(CopyDirection::kToHost);
+              }),
+      StartsWith("sticky DATA_LOSS"));
 }
 
 }  // namespace

@@ -202,12 +202,12 @@ class Engine:
             if plan.loads:
                 transfer.begin = begin
                 refs = [ref & 0xffffffff for ref in plan.loads[0].refs]
-                self.healthy = [(refs[block], transfer.words[refs[block]].copy()) for block in blocks]
+                self.healthy = [(refs[block], transfer.pool.words[refs[block]].copy()) for block in blocks]
                 for block in blocks:
                     if by == "bit":
-                        transfer.words[refs[block], 5000] ^= 1
+                        transfer.pool.words[refs[block], 5000] ^= 1
                     else:
-                        transfer.words[refs[block]] = transfer.words[refs[block + 1]]
+                        transfer.pool.words[refs[block]] = transfer.pool.words[refs[block + 1]]
             begin(plan)
 
         transfer.begin = damaged
@@ -362,7 +362,7 @@ class Engine:
 
     def heal(self):
         for ref, was in self.healthy:
-            self.transfer().words[ref] = was
+            self.transfer().pool.words[ref] = was
         return {}
 
 

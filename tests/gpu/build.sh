@@ -7,8 +7,8 @@ cd "$(dirname "$0")/../.."
 . deploy/lib.sh
 
 folder=${1:-build/gpu}
-binaries=(gpu_facts device_contract_test device_peer stamper_test fence_events_test engine_test scorers_test
-          score_timings kvpoold kvpoolctl kvpool-replay)
+binaries=(gpu_facts device_contract_test device_peer stamper_test fence_events_test block_copier_test engine_test
+          scorers_test score_timings kvpoold kvpoolctl kvpool-replay)
 limit_mib=60  # It is copied to a machine each time; the daemon and its libraries alone have 30.
 
 if [ ! -e build/deps/cuda_root ]; then

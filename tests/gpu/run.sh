@@ -84,6 +84,7 @@ table+=("$(printf '%-5s %-28s' "$([ $status -eq 0 ] && echo ok || echo FAIL)" fa
 check device-contract device_contract_test
 check stamps stamper_test
 check fences fence_events_test
+check copies block_copier_test
 check engines engine_test
 check scorers scorers_test
 # The sanitizer does not work everywhere that a GPU does: it is asked first.

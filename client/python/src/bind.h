@@ -111,6 +111,7 @@ void SetParams(const nb::dict& params, google::protobuf::Map<std::string, std::s
 
 void BindLayout(nb::module_& module);
 void BindBlocks(nb::module_& module);
+void BindCopies(nb::module_& module);
 void BindSession(nb::module_& module);
 void BindScoring(nb::module_& module);
 void BindSequence(nb::module_& module);

@@ -12,6 +12,7 @@ NB_MODULE(_core, module) {
   BindLayout(module);
   BindView(module);
   BindBlocks(module);
+  BindCopies(module);
   BindSession(module);
   BindScoring(module);
   BindSequence(module);

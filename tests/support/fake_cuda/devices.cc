@@ -122,6 +122,9 @@ CUresult CUDAAPI cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, 
     if (attribute == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) {
       *value = !state.settings.without.contains("fd");
     }
+    if (attribute == CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM) {
+      *value = !state.settings.without.contains("host-addresses");
+    }
     // As cuda.h has it from 12.4 on: CU_DEVICE_ATTRIBUTE_MPS_ENABLED.
     if (static_cast<int>(attribute) == 133) *value = state.settings.without.contains("own-context");
     return CUDA_SUCCESS;

@@ -310,6 +310,34 @@ CUresult CUDAAPI cuMemFreeHost(void* pointer) {
   });
 }
 
+CUresult CUDAAPI cuMemHostRegister(void* memory, size_t bytes, unsigned int flags) {
+  return Call("cuMemHostRegister", Needs::kContext, [&](State& state) {
+    if (bytes == 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+    // Pages that are not there can't be locked.
+    const auto page_bytes = static_cast<uintptr_t>(::getpagesize());
+    const uintptr_t in_page = reinterpret_cast<uintptr_t>(memory) % page_bytes;
+    std::vector<unsigned char> there((in_page + bytes) / page_bytes + 1);
+    if (::mincore(static_cast<char*>(memory) - in_page, in_page + bytes, there.data()) != 0) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    const std::lock_guard lock(state.mu);
+    uintptr_t first;
+    if (!FindRegistered(state, memory, bytes, &first) || first != 0) {
+      return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    }
+    state.registered[reinterpret_cast<uintptr_t>(memory)] = bytes;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuMemHostUnregister(void* memory) {
+  return Call("cuMemHostUnregister", Needs::kContext, [&](State& state) {
+    const std::lock_guard lock(state.mu);
+    const bool known = state.registered.erase(reinterpret_cast<uintptr_t>(memory)) == 1;
+    return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  });
+}
+
 CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
   return Call("cuIpcGetMemHandle", Needs::kContext, [&](State& state) {
     const std::lock_guard lock(state.mu);

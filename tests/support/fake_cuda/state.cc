@@ -38,6 +38,7 @@ constexpr ErrorName kErrors[] = {
     {CUDA_ERROR_NOT_PERMITTED, "CUDA_ERROR_NOT_PERMITTED", false},
     {CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", false},
     {CUDA_ERROR_SYSTEM_NOT_READY, "CUDA_ERROR_SYSTEM_NOT_READY", false},
+    {CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", false},
     {CUDA_ERROR_UNKNOWN, "CUDA_ERROR_UNKNOWN", false},
 };
 
@@ -92,7 +93,8 @@ Settings ReadSettings() {
     settings.device_count = static_cast<int>(Number(kDevices, word));
   for (const std::string& word : Words(kDeviceBytes)) settings.device_bytes = Number(kDeviceBytes, word);
   for (const std::string& word : Words(kWithout)) {
-    if (word != "vmm" && word != "fd" && word != "own-context") Unreadable(kWithout, word);
+    if (word != "vmm" && word != "fd" && word != "own-context" && word != "host-addresses")
+      Unreadable(kWithout, word);
     settings.without.insert(word);
   }
   for (const std::string& word : Words(kFail)) settings.faults.push_back(ReadFault(kFail, word));
@@ -168,6 +170,17 @@ void NoteWritten(State& state, CUdeviceptr address, size_t bytes) {
 bool WasWritten(const State& state, CUdeviceptr address, size_t bytes) {
   const auto [shadow, offset] = ShadowAt(state, address);
   return shadow == nullptr || shadow->WasWritten(offset, bytes);
+}
+
+bool FindRegistered(const State& state, const void* memory, size_t bytes, uintptr_t* first) {
+  const auto address = reinterpret_cast<uintptr_t>(memory);
+  *first = 0;
+  auto found = state.registered.lower_bound(address + bytes);
+  if (found == state.registered.begin()) return true;
+  --found;
+  if (found->first + found->second <= address) return true;
+  *first = found->first;
+  return found->first <= address && address + bytes <= found->first + found->second;
 }
 
 bool IsSticky(CUresult result) {

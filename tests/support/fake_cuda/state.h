@@ -7,7 +7,8 @@
 //   KVPOOL_FAKE_CUDA_DEVICES=2          GPUs, each with a UUID that all processes agree on. Default 1.
 //   KVPOOL_FAKE_CUDA_DEVICE_BYTES=n     Memory of each, counted per creating process. Default 4 GiB.
 //   KVPOOL_FAKE_CUDA_WITHOUT=vmm,fd     Attributes denied: an old GPU (vmm), a driver that can't pass fds
-//   (fd), a GPU whose processes share an MPS server (own-context).
+//   (fd), a GPU whose processes share an MPS server (own-context), one that has registered host memory at
+//   addresses of its own, as in WSL (host-addresses).
 //   KVPOOL_FAKE_CUDA_FAIL=cuMemCreate#3=CUDA_ERROR_OUT_OF_MEMORY,cuStreamSynchronize#2+=CUDA_ERROR_ECC_UNCORRECTABLE
 //                                       The 3rd call fails; the 2nd and all later ones do. A sticky error
 //                                       also fails every other call after it, as it does on a GPU.
@@ -115,6 +116,7 @@ struct State {
   std::map<CUdeviceptr, Mapping> mappings;  // VMM mappings and those of cuMemAlloc
   std::map<CUdeviceptr, Import> imports;
   std::map<void*, size_t> pinned;
+  std::map<uintptr_t, size_t> registered;  // host memory of others
 };
 State& TheState();
 
@@ -127,6 +129,10 @@ bool WasWritten(const State& state, CUdeviceptr address, size_t bytes);
 
 bool IsSticky(CUresult result);
 const char* NameOf(CUresult result);  // nullptr for an unknown number
+
+// Which of `registered` a range of host memory is in: its first address, or 0 for one that is in none. False: it is partly in
+// one, which no copy may be. REQUIRES: state.mu is held.
+bool FindRegistered(const State& state, const void* memory, size_t bytes, uintptr_t* first);
 
 // The device of the thread's current context; -1 where there is none.
 int CurrentDevice();

@@ -176,6 +176,84 @@ bool MayRead(State& state, CUdeviceptr address, size_t bytes) {
   return false;
 }
 
+// Where a copy's host memory is: it must be there still when the copy is done.
+struct HostMemory {
+  const void* memory;
+  size_t bytes;
+  uintptr_t registered = 0;
+
+  bool Find(State& state) {
+    const std::lock_guard lock(state.mu);
+    return FindRegistered(state, memory, bytes, &registered);
+  }
+  bool IsThere(State& state) {
+    HostMemory now = *this;
+    return now.Find(state) && now.registered == registered;
+  }
+};
+
+// A copy to or from the device as a stream does it; it has no function where the driver refuses it.
+Work CopyIn(State& state, CUdeviceptr to, const void* from, size_t bytes) {
+  HostMemory host = {from, bytes};
+  if (!IsMapped(state, to, bytes, PROT_WRITE) || !host.Find(state)) return nullptr;
+  return [=, &state]() mutable {
+    if (!host.IsThere(state)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+    MarkWritten(state, to, bytes);
+    std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+    return CUDA_SUCCESS;
+  };
+}
+Work CopyOut(State& state, void* to, CUdeviceptr from, size_t bytes) {
+  HostMemory host = {to, bytes};
+  if (!IsMapped(state, from, bytes, PROT_READ) || !host.Find(state)) return nullptr;
+  return [=, &state]() mutable {
+    if (!host.IsThere(state)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+    if (!MayRead(state, from, bytes)) return CUDA_ERROR_LAUNCH_FAILED;
+    std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+    return CUDA_SUCCESS;
+  };
+}
+
+struct Batch {
+  const CUdeviceptr* to;
+  const CUdeviceptr* from;
+  const size_t* sizes;
+  size_t count;
+  const CUmemcpyAttributes* attributes;
+  const size_t* attributes_from;
+  size_t attributes_count;
+};
+
+// Nothing of it is done where it is refused.
+CUresult EnqueueBatch(State& state, const Batch& batch, CUstream stream) {
+  // kvpool's copies are alike, and what others do before them must be over when their sources are read.
+  if (batch.count == 0 || batch.attributes_count != 1 || *batch.attributes_from != 0 ||
+      batch.attributes->srcAccessOrder != CU_MEMCPY_SRC_ACCESS_ORDER_STREAM) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  std::vector<Work> copies;
+  for (size_t i = 0; i < batch.count; ++i) {
+    void* const to = reinterpret_cast<void*>(batch.to[i]);
+    const void* const from = reinterpret_cast<const void*>(batch.from[i]);
+    const bool in = IsMapped(state, batch.to[i], 1, PROT_READ);
+    HostMemory host = {in ? from : to, batch.sizes[i]};
+    Work copy = in ? CopyIn(state, batch.to[i], from, batch.sizes[i])
+                   : CopyOut(state, to, batch.from[i], batch.sizes[i]);
+    if (copy == nullptr || !host.Find(state)) return CUDA_ERROR_INVALID_VALUE;
+    // The addresses of a batch are the GPU's. Other copies translate them.
+    if (host.registered != 0 && state.settings.without.contains("host-addresses"))
+      copy = [] { return CUDA_ERROR_ILLEGAL_ADDRESS; };
+    copies.push_back(std::move(copy));
+  }
+  return Enqueue(stream, [copies = std::move(copies)] {
+    for (const Work& copy : copies) {
+      const CUresult result = copy();
+      if (result != CUDA_SUCCESS) return result;
+    }
+    return CUDA_SUCCESS;
+  });
+}
+
 CUresult MakeStream(CUstream* stream, unsigned int flags) {
   if (flags != CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
   auto queue = std::make_shared<Queue>();
@@ -370,23 +448,39 @@ CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_
 
 CUresult CUDAAPI cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
   return Call("cuMemcpyHtoDAsync", Needs::kContext, [&](State& state) {
-    if (!IsMapped(state, to, bytes, PROT_WRITE)) return CUDA_ERROR_INVALID_VALUE;
-    return Enqueue(stream, [=, &state] {
-      MarkWritten(state, to, bytes);
-      std::memcpy(reinterpret_cast<void*>(to), from, bytes);
-      return CUDA_SUCCESS;
-    });
+    Work copy = CopyIn(state, to, from, bytes);
+    return copy != nullptr ? Enqueue(stream, std::move(copy)) : CUDA_ERROR_INVALID_VALUE;
   });
 }
 
 CUresult CUDAAPI cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
   return Call("cuMemcpyDtoHAsync", Needs::kContext, [&](State& state) {
-    if (!IsMapped(state, from, bytes, PROT_READ)) return CUDA_ERROR_INVALID_VALUE;
-    return Enqueue(stream, [=, &state] {
-      if (!MayRead(state, from, bytes)) return CUDA_ERROR_LAUNCH_FAILED;
-      std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
-      return CUDA_SUCCESS;
-    });
+    Work copy = CopyOut(state, to, from, bytes);
+    return copy != nullptr ? Enqueue(stream, std::move(copy)) : CUDA_ERROR_INVALID_VALUE;
+  });
+}
+
+// As CUDA 13 has it, and as 12.8 had it, whose name is a macro for the other now.
+extern "C" CUresult CUDAAPI cuMemcpyBatchAsync_v2(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes,
+                                                  size_t count, CUmemcpyAttributes* attributes,
+                                                  size_t* attributes_from, size_t attributes_count,
+                                                  CUstream stream) {
+  return Call("cuMemcpyBatchAsync", Needs::kContext, [&](State& state) {
+    return EnqueueBatch(state, {to, from, sizes, count, attributes, attributes_from, attributes_count},
+                        stream);
+  });
+}
+extern "C" CUresult CUDAAPI BatchOf12_8(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count,
+                                        CUmemcpyAttributes* attributes, size_t* attributes_from,
+                                        size_t attributes_count, size_t* failed,
+                                        CUstream stream) __asm__("cuMemcpyBatchAsync");
+CUresult CUDAAPI BatchOf12_8(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count,
+                             CUmemcpyAttributes* attributes, size_t* attributes_from, size_t attributes_count,
+                             size_t* failed, CUstream stream) {
+  return Call("cuMemcpyBatchAsync", Needs::kContext, [&](State& state) {
+    *failed = SIZE_MAX;  // The error is not of one copy.
+    return EnqueueBatch(state, {to, from, sizes, count, attributes, attributes_from, attributes_count},
+                        stream);
   });
 }
 

@@ -73,3 +73,10 @@ def leave(session: kvpool.Session | None, logger: logging.Logger) -> None:
             session.close(timeout=1.0)
         except kvpool.KvpoolError as error:
             logger.warning("left a session without a word of kvpoold's: %s", error)
+
+
+def hang_up(session: kvpool.Session | None) -> None:
+    """Leaves a session in whose blocks others of its processes may still work: they come free when all of these are gone."""
+    if session is not None:
+        with session:
+            session.begin_step()  # It is never done.

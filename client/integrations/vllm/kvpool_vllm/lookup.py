@@ -25,7 +25,7 @@ from vllm.logger import init_logger
 from vllm.utils.hashing import get_hash_fn_by_name
 
 from kvpool_engines.copies import MOST_KEYS
-from kvpool_engines.sessions import PAUSE_S, Opener, leave
+from kvpool_engines.sessions import PAUSE_S, Opener, hang_up, leave
 from kvpool_vllm import keys
 from kvpool_vllm.messages import Invitation, Load, Plan, Report
 from kvpool_vllm.saves import Save, Saves
@@ -437,5 +437,8 @@ class Lookup:
         keys.make_anew(request)
 
     def close(self) -> None:
-        leave(self.session, logger)
+        if self._loading or self.saves.are_under_way:
+            hang_up(self.session)  # A worker may be copying: whoever closes a session gives all of its blocks to others.
+        else:
+            leave(self.session, logger)
         self.session, self.detached = None, True

@@ -70,6 +70,11 @@ class Saves:
     def __len__(self) -> int:
         return len(self._planned) + len(self._copying)
 
+    @property
+    def are_under_way(self) -> bool:
+        """Workers copy, as far as they have reported."""
+        return bool(self._copying)
+
     def __contains__(self, key: tuple[int, bytes]) -> bool:
         return key in self._keys
 

@@ -194,12 +194,22 @@ class Terms:
 
 def terms_of_copies(vllm_config: VllmConfig, config: KVCacheConfig, options: Options) -> Terms:
     """A connector's, as its workers and its scheduler say them: blocks have the pages of a group's layers, and what is checked behind them."""
+    from vllm.platforms import current_platform
     attentions = {spec: attention_of(vllm_config, spec) for spec in dict.fromkeys(group.kv_cache_spec for group in config.kv_cache_groups)}
-    if not all(kernels for kernels, _ in attentions.values()):
-        raise ValueError(f"KvPoolConnector copies in host memory; this engine runs on {vllm_config.device_config.device_type}: "
+    kernels = ", ".join(dict.fromkeys(kernels for kernels, _ in attentions.values()))
+    if current_platform.is_cuda():
+        if vllm_config.model_config.enable_sleep_mode:
+            raise ValueError("enable_sleep_mode: KvPoolConnector copies from a GPU's KV cache beside steps, and one that sleeps is not there")
+        # How a page is filled goes by the layout, which vLLM's core chooses for all workers from what their kernels take.
+        attention, layout = vllm_config.attention_config, vllm_config.cache_config.get_resolved_kv_cache_layout()
+        backends = {"": attention.backend, **attention.backend_per_kind}
+        names = ", ".join(f"{kind} {backend.name if backend else 'auto'}".lstrip() for kind, backend in sorted(backends.items()))
+        kernels = f"{current_platform.get_device_name()}, {names}, {layout.name}"
+    elif not current_platform.is_cpu():
+        raise ValueError(f"KvPoolConnector copies from host memory and CUDA GPUs; this engine runs on {vllm_config.device_config.device_type}: "
                          "kvpool_vllm.Scheduler shares blocks in place")
     of_model, block_bytes = groups.copied_groups(config, lambda spec: attentions[spec][1])
-    known = facts.facts_of(vllm_config, of_model, ", ".join(dict.fromkeys(kernels for kernels, _ in attentions.values())),
+    known = facts.facts_of(vllm_config, of_model, kernels,
                            "connector: a page of each layer, sum, key, group")
     return Terms(of_model, block_bytes, digest_of(options, known), known, options.socket, vllm_config.parallel_config.tensor_parallel_size,
                  on_host=True)

@@ -1,32 +1,32 @@
 """The connector in vLLM's worker: copies blocks in and out beside steps.
 
-A copied block is the pages of a group's layers, each as the attention kernels fill it, and CHECK_BYTES behind them: a sum over the pages,
-the block's key and its group. What a load brought is held against both: a block that is another, or damaged, is reported with the load, and vLLM
-computes it. Until a load is reported no step reads its blocks, and vLLM gives them to nobody else, whatever becomes of the request.
+A load's block that is another than its key says, or damaged, is reported with the load, and vLLM computes it. Until a load is reported no step
+reads its blocks, and vLLM gives them to nobody else, whatever becomes of the request.
 
-A thread of its own copies, loads before what is to be saved, through NumPy: it releases the GIL, and leaves alone the threads that
-PyTorch computes with.
+A thread of its own copies (pages.py), loads before what is to be saved.
 """
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import queue
 import threading
 from typing import TYPE_CHECKING
 
 import kvpool
-import numpy as np
 import torch
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.logger import init_logger
 
-from kvpool_engines.copies import BLOCK
 from kvpool_engines.sessions import leave
 from kvpool_vllm.messages import Copy, Invitation, Load, Plan, Report
+from kvpool_vllm.pages import DevicePages, HostPages, Pool, Region
 from kvpool_vllm.space import Options, terms_of_copies
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -47,9 +47,8 @@ class Transfer:
             raise ValueError(f"KvPoolConnector copies words of {_WORD} bytes; a page of this model has {sizes[0]} bytes")
         self.rank = get_tensor_model_parallel_rank()
         self.session: kvpool.Session | None = None
-        # The session's blocks, as bytes, and vLLM's own, of each group: [block, layer, words of a page].
-        self.words: np.ndarray | None = None
-        self.pages: list[np.ndarray] = []
+        self.pool: Pool | None = None  # The session's blocks,
+        self.pages: HostPages | DevicePages | None = None  # and vLLM's own.
         self.number = self.refused = 0  # As in a Report.
         # Blocks that could not be loaded since these sets were last taken: kvpoold's refs, ids of vLLM's blocks, and of requests.
         self.damaged: set[int] = set()
@@ -57,8 +56,8 @@ class Transfer:
         self.failed_requests: set[str] = set()
         self.counts = dict.fromkeys(("loaded_blocks", "failed_blocks"), 0)
         self._is_empty = False  # The step under way.
-        # (1 for copies, which wait until all loads are done, order, job). Behind them comes what ends the thread.
-        self._jobs: queue.PriorityQueue[tuple[int, int, Load | Copy | None]] = queue.PriorityQueue()
+        # (1 for copies, which wait until all loads are done, order, job, the kernels that it waits for). None for a job ends the thread.
+        self._jobs: queue.PriorityQueue[tuple[int, int, Load | Copy | None, kvpool.StreamPoint | None]] = queue.PriorityQueue()
         self._numbers = itertools.count()
         self._under_way = 0  # Jobs that were not taken as done.
         self._changed = threading.Condition()
@@ -67,27 +66,36 @@ class Transfer:
         self._not_copied: set[int] = set()
         self._thread = threading.Thread(target=self._work, daemon=True, name="kvpool copies")
         self._thread.start()
+        # A process may end without shutdown(). kvpool's own hook, which is called after this one, gives back what is still being copied.
+        atexit.register(self.close)
 
     def _join(self, invitation: Invitation) -> None:
         self._leave()
         session = None
         try:
-            session = self.terms.session(client_name="vllm connector", warmup=False, give_back="any_time", open_timeout=_JOIN_S,
+            session = self.terms.session(client_name="vllm connector", warmup=False, give_back=self.pages.give_back, open_timeout=_JOIN_S,
                                          invitation=invitation.secret, rank=self.rank)
-            self.words = np.asarray(session.data(blocks=session.max_blocks))
+            pool = Pool(session, self.shapes)
+            self.pages.join(pool)
         except Exception as error:  # Its blocks may be in memory that this process can't have.
             logger.error("the session that KvPoolConnector's scheduler has opened can't be joined: %s", error)
             leave(session, logger)
             self.refused = invitation.session
             return
-        self.session, self.number = session, invitation.session
+        self.session, self.pool, self.number = session, pool, invitation.session
 
     def take_tensors(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Views vLLM's KV cache, of which each group's layers are one region."""
-        self.pages = [self._view([kv_caches[name] for name in tensor.layers], tensor.layer_stride, page)
-                      for tensor, (page, _) in zip(self.config.kv_cache_tensors, self.shapes)]
+        """Takes vLLM's KV cache, of which each group's layers are one region."""
+        groups = [[kv_caches[name] for name in tensor.layers] for tensor in self.config.kv_cache_tensors]
+        regions = [self._region(layers, tensor.layer_stride, page)
+                   for layers, tensor, (page, _) in zip(groups, self.config.kv_cache_tensors, self.shapes)]
+        first = groups[0][0]
+        if first.is_cuda:
+            self.pages = DevicePages(first.device.index, regions, lambda: torch.cuda.current_stream(first.device).cuda_stream)
+        else:
+            self.pages = HostPages([self._words(layers, region, page) for layers, region, (page, _) in zip(groups, regions, self.shapes)])
 
-    def _view(self, layers: list[torch.Tensor], step: int, page_bytes: int) -> np.ndarray:
+    def _region(self, layers: list[torch.Tensor], step: int, page_bytes: int) -> Region:
         first = layers[0]
         parts = first.shape[0] // self.config.num_blocks  # Blocks of the kernels' in one of vLLM's.
         stride = first.stride(0) * first.element_size() * parts
@@ -96,18 +104,15 @@ class Transfer:
                 layer.data_ptr() != first.data_ptr() + i * step or layer.stride() != first.stride() for i, layer in enumerate(layers)):
             raise ValueError(f"KV cache of shape {tuple(first.shape)} and strides {first.stride()}: KvPoolConnector needs pages "
                              f"of {page_bytes} bytes without holes, {step} bytes apart")
+        return Region(first.data_ptr(), stride, step)
+
+    def _words(self, layers: list[torch.Tensor], region: Region, page_bytes: int) -> npt.NDArray[np.int64]:
+        """[block, layer, word of a page]"""
+        first = layers[0]
         words = torch.empty(0, dtype=torch.int64).set_(first.untyped_storage())
-        return words.as_strided((self.config.num_blocks, len(layers), page_bytes // _WORD), (stride // _WORD, step // _WORD, 1),
+        return words.as_strided((self.config.num_blocks, len(layers), page_bytes // _WORD),
+                                (region.block_stride // _WORD, region.layer_stride // _WORD, 1),
                                 first.storage_offset() * first.element_size() // _WORD).numpy()
-
-    def _of_pool(self, group: int, ref: int) -> tuple[np.ndarray, np.ndarray]:
-        """(its pages, its check bytes)."""
-        page, layers = self.shapes[group]
-        block, payload = self.words[ref & BLOCK], layers * page
-        return block[:payload].view(np.int64).reshape(layers, page // _WORD), block[payload:]
-
-    def _check_bytes(self, group: int, pages: np.ndarray, key: bytes) -> bytes:
-        return pages.sum().tobytes() + key + bytes([group])
 
     def begin(self, plan: Plan) -> None:
         """A step is about to be computed; its copies are done beside it."""
@@ -117,20 +122,32 @@ class Transfer:
             self._join(invitation)
         self._is_empty = plan.is_empty
         jobs: list[Load | Copy] = [*plan.loads, *plan.copies]
+        is_ours = plan.session == self.number  # Else they are another daemon's.
+        point = None
+        if jobs and is_ours:
+            try:
+                point = self.pages.point()
+            except kvpool.KvpoolError as error:
+                logger.error("blocks are not copied: %s", error)
+                is_ours = False
         for job in jobs:
             self._under_way += 1
-            if plan.session == self.number:
-                self._jobs.put((isinstance(job, Copy), next(self._numbers), job))
-            else:  # These are another daemon's.
+            if is_ours:
+                self._jobs.put((isinstance(job, Copy), next(self._numbers), job, point))
+            else:
                 self._finish(job, job.blocks, [])
 
     # ---- The thread
 
     def _work(self) -> None:
-        while (job := self._jobs.get()[2]) is not None:
-            copy = self._copy_in if isinstance(job, Load) else self._copy_out
+        while (taken := self._jobs.get()[2:])[0] is not None:
+            job, point = taken
+            bad: list[int] = []
             try:
-                bad = [i for i, good in enumerate(itertools.starmap(copy, zip(job.groups, job.blocks, job.refs, job.keys, strict=True))) if not good]
+                if isinstance(job, Load):
+                    bad = self._copy_in(job, point)
+                else:
+                    self._copy_out(job, point)
             except Exception:  # Unreported, a load would keep its request waiting for ever, and a copy its blocks.
                 logger.exception("blocks could not be copied")
                 bad = list(range(len(job.blocks)))
@@ -141,21 +158,11 @@ class Transfer:
             self._done.append((job, failed, damaged))
             self._changed.notify()
 
-    def _copy_in(self, group: int, block: int, ref: int, key: bytes) -> bool:
-        """Whether it is what its key says."""
-        pages, check = self._of_pool(group, ref)
-        mine = self.pages[group][block]
-        np.copyto(mine, pages)
-        expected = self._check_bytes(group, mine, key)
-        return check[:len(expected)].tobytes() == expected
+    def _copy_in(self, load: Load, after: kvpool.StreamPoint | None) -> list[int]:
+        return self.pages.copy_in(self.pool, load, after)
 
-    def _copy_out(self, group: int, block: int, ref: int, key: bytes) -> bool:
-        pages, check = self._of_pool(group, ref)
-        mine = self.pages[group][block]
-        np.copyto(pages, mine)
-        word = self._check_bytes(group, mine, key)  # Of what is meant, whatever is there.
-        check[:len(word)] = np.frombuffer(word, np.uint8)
-        return True
+    def _copy_out(self, copy: Copy, after: kvpool.StreamPoint | None) -> None:
+        self.pages.copy_out(self.pool, copy, after)
 
     # ---- What is done
 
@@ -199,14 +206,16 @@ class Transfer:
 
     def _leave(self) -> None:
         if self.session is not None:
-            self.words = None
+            self.pages.leave()
+            self.pool = None
             if self.terms.ranks == 1:
                 leave(self.session, logger)
             # Else others may copy still: a member that hangs up leaves the blocks to them, and the last process frees them.
             self.session = None
 
     def close(self) -> None:
-        self._jobs.put((2, 0, None))
+        atexit.unregister(self.close)
+        self._jobs.put((-1, 0, None, None))  # Before all that waits: nobody would hear of it.
         self._thread.join()
         self._leave()
 
