@@ -53,6 +53,7 @@ class BlockCopier {
 };
 
 // Takes an ordinal ("0") or a UUID ("GPU-…"), as OpenCudaDevice (device.h). UNIMPLEMENTED in a binary built without CUDA.
+// FAILED_PRECONDITION: the GPU's processes share a server (MPS).
 absl::StatusOr<std::unique_ptr<BlockCopier>> OpenCudaBlockCopier(const std::string& ordinal_or_uuid);
 
 }  // namespace kvpool

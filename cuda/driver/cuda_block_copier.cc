@@ -109,7 +109,10 @@ class CudaBlockCopier : public BlockCopier {
                           "cuStreamWaitEvent"));
     }
     if (runs.empty()) return absl::OkStatus();
-    if (takes_batches_) {
+    // The addresses of a batch are as the GPU sees them: of other memory it would have none.
+    bool registered = true;
+    for (const CopyRange& run : runs) registered = registered && RegisteredAt(run.host_address) != nullptr;
+    if (takes_batches_ && registered) {
       const CUresult result = QueueBatch(direction, runs);
       if (result != CUDA_ERROR_NOT_SUPPORTED) {
         return context_->Check(result, absl::StrCat("cuMemcpyBatchAsync of ", runs.size(), " runs"));
@@ -182,6 +185,8 @@ absl::StatusOr<bool> TakesBatches(const CudaContext& context) {
 
 absl::StatusOr<std::unique_ptr<BlockCopier>> OpenCudaBlockCopier(const std::string& ordinal_or_uuid) {
   ASSIGN_OR_RETURN(std::shared_ptr<const CudaContext> context, CudaContext::Open(ordinal_or_uuid));
+  // A copy would go on into blocks that the daemon has given to others.
+  RETURN_IF_ERROR(context->CheckEndsWithProcess());
   ASSIGN_OR_RETURN(const CurrentContext current, context->MakeCurrent());
   ASSIGN_OR_RETURN(const bool takes_batches, TakesBatches(*context));
   ASSIGN_OR_RETURN(CudaStream stream, MakeLowPriorityStream(context));

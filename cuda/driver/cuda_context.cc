@@ -227,4 +227,15 @@ absl::StatusOr<int> CudaOrdinal(const std::string& uuid_bytes) {
                                           " GPUs that this process sees"));
 }
 
+absl::Status CudaContext::CheckEndsWithProcess() const {
+  // Of drivers from 12.4 on; one that does not know it says that the value is invalid.
+  constexpr auto kMpsEnabled = static_cast<CUdevice_attribute>(133);
+  ASSIGN_OR_RETURN(const CurrentContext current, MakeCurrent());
+  int mps = 0;
+  if (driver_.cuDeviceGetAttribute(&mps, kMpsEnabled, device_) != CUDA_SUCCESS || mps == 0)
+    return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      uuid_, ": its processes share a server (MPS), which goes on with the work of one that was killed"));
+}
+
 }  // namespace kvpool

@@ -48,6 +48,8 @@ class CudaContext {
   const std::string& uuid() const { return uuid_; }  // "GPU-8-4-4-4-12"
 
   absl::StatusOr<CurrentContext> MakeCurrent() const;
+  // FAILED_PRECONDITION: what a process has begun on this GPU goes on when it is killed.
+  absl::Status CheckEndsWithProcess() const;
   absl::Status Check(CUresult result, absl::string_view doing) const {
     return CudaStatus(driver_, result, doing);
   }

@@ -166,15 +166,7 @@ class CudaDevice : public Device {
                                      bytes, std::move(fd));
   }
 
-  absl::Status OutlivesProcesses() const override {
-    // Of drivers from 12.4 on; one that does not know it says that the value is invalid.
-    constexpr auto kMpsEnabled = static_cast<CUdevice_attribute>(133);
-    ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
-    const absl::StatusOr<int> mps = Attribute(*context_, kMpsEnabled);
-    if (!mps.ok() || *mps == 0) return absl::OkStatus();
-    return absl::FailedPreconditionError(absl::StrCat(
-        id(), ": its processes share a server (MPS), which goes on with the work of one that was killed"));
-  }
+  absl::Status OutlivesProcesses() const override { return context_->CheckEndsWithProcess(); }
 
   absl::StatusOr<std::unique_ptr<KvCompute>> MakeKvCompute(const KvComputeOptions&) override {
     return CudaKvCompute::Open(context_, {});

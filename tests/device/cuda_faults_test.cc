@@ -378,6 +378,7 @@ TEST(CudaCopies, RangesThatFollowEachOtherAreOneRunOfABatchOrACall) {
   const auto copy = [] {
     Copies copies;
     RETURN_IF_ERROR(copies.Open());
+    RETURN_IF_ERROR(copies.Register());
     return copies.Copy(CopyDirection::kToDevice);
   };
   const std::string batch = "cuMemcpyBatchAsync#1=CUDA_ERROR_INVALID_VALUE";
@@ -395,6 +396,7 @@ TEST(CudaCopies, ADriverThatDoesNotSupportBatchesIsToldEachRunAndTheLogOfItOnce)
     testing::internal::CaptureStderr();
     Copies copies;
     RETURN_IF_ERROR(copies.Open());
+    RETURN_IF_ERROR(copies.Register());
     RETURN_IF_ERROR(copies.Copy(CopyDirection::kToDevice));
     RETURN_IF_ERROR(copies.Copy(CopyDirection::kToHost));
     return absl::UnknownError(testing::internal::GetCapturedStderr());

@@ -1,5 +1,9 @@
 """Copies between a GPU, as the fake driver imitates it, and host memory."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -72,3 +76,10 @@ def test_what_is_refused(gpu, copier):
         copier.to_host(ranges((0, host.ctypes.data, 1)))
     with pytest.raises(kvpool.NotFoundError):
         kvpool.BlockCopier(7)
+
+
+def test_a_gpu_whose_processes_share_a_server_is_refused():
+    """The server would go on with the copies of one that was killed, into blocks that others have by then."""
+    done = subprocess.run([sys.executable, "-c", "import kvpool; kvpool.BlockCopier(0)"], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "KVPOOL_LIBCUDA": FAKE, "KVPOOL_FAKE_CUDA_WITHOUT": "own-context"})
+    assert done.returncode == 1 and "share a server (MPS), which goes on with the work of one that was killed" in done.stderr

@@ -5,6 +5,7 @@ import importlib
 import math
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import textwrap
@@ -12,6 +13,7 @@ import threading
 import time
 import types
 
+import kvpool
 import numpy as np
 import pytest
 
@@ -174,7 +176,7 @@ def test_a_worker_on_a_gpu(connector, daemon, gpu, layout):
     for block, source in zip((0, 1, 19, 2), (7, 2, 11, None)):
         for layer in range(LAYERS):
             assert (content(block, layer) == (255 if source is None else 10 * source + layer)).all(), (block, layer)
-    engine.transfer.close()
+    engine.transfer.shutdown()
     engine.session.close()
 
 
@@ -185,7 +187,7 @@ def test_tensors_that_have_holes_are_refused(connector, daemon, gpu):
     tensors[NAMES[2]] = tensors[NAMES[1]]
     with pytest.raises(ValueError, match=f"pages of {PAGE} bytes without holes"):
         transfer.take_tensors(tensors)
-    transfer.close()
+    transfer.shutdown()
 
 
 def test_engines_share_by_what_fills_their_pages(connector, gpu):
@@ -218,7 +220,7 @@ def test_its_end_waits_for_the_copy_under_way_and_begins_no_other(connector, dae
     engine.begin(copies=copies)
     while engine.transfer._jobs.qsize() > 1:  # The first is not begun yet.
         time.sleep(0.001)
-    closing = threading.Thread(target=engine.transfer.close)
+    closing = threading.Thread(target=engine.transfer.shutdown)
     closing.start()
     closing.join(0.1)
     assert closing.is_alive() and held(daemon)["leased"] >= 2  # Nobody else has them.
@@ -228,6 +230,25 @@ def test_its_end_waits_for_the_copy_under_way_and_begins_no_other(connector, dae
     closing.join()
     assert (pages[0][:LAYERS * PAGE] == 1).all() and not pages[1][:LAYERS * PAGE].any()
     engine.session.close()
+
+
+def test_an_end_that_is_interrupted_gives_nobody_what_is_copied(connector, daemon, gpu, monkeypatch):
+    engine = Engine(connector, daemon, gpu.alloc(BLOCKS * LAYERS * PAGE))
+    gate = gpu.hold_up()
+    engine.begin(copies=[engine.copy([0])])
+    while engine.transfer._jobs.qsize() > 0:  # It is not begun yet.
+        time.sleep(0.001)
+    thread = engine.transfer._thread
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(thread, "join", lambda: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            engine.transfer.shutdown()
+    importlib.import_module("kvpool_engines.sessions").hang_up(engine.session)  # As a Lookup does whose workers copy.
+    kvpool.close_all()  # As at the end of the process.
+    states = held(daemon)
+    assert states["leased"] + states["quarantined"] > 0 and thread.is_alive()
+    gate.set()
+    engine.transfer.shutdown()
 
 
 def test_a_process_that_just_ends_waits_for_its_copies(daemon):
@@ -273,4 +294,4 @@ def test_a_scheduler_that_ends_gives_nobody_what_workers_copy(connector, daemon,
     lookup.close()
     states = held(daemon)
     assert states["leased"] == 0 and (states["quarantined"] > 0) == (of != "none"), states
-    engine.transfer.close()
+    engine.transfer.shutdown()

@@ -241,7 +241,7 @@ CUresult EnqueueBatch(State& state, const Batch& batch, CUstream stream) {
                    : CopyOut(state, to, batch.from[i], batch.sizes[i]);
     if (copy == nullptr || !host.Find(state)) return CUDA_ERROR_INVALID_VALUE;
     // The addresses of a batch are the GPU's. Other copies translate them.
-    if (host.registered != 0 && state.settings.without.contains("host-addresses"))
+    if (host.registered == 0 || state.settings.without.contains("host-addresses"))
       copy = [] { return CUDA_ERROR_ILLEGAL_ADDRESS; };
     copies.push_back(std::move(copy));
   }

@@ -98,7 +98,7 @@ class KvPoolConnector(KVConnectorBase_V1, SupportsHMA):
     # ---- Both roles
 
     def shutdown(self) -> None:
-        (self.lookup or self.transfer).close()
+        (self.lookup or self.transfer).shutdown()
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats:

@@ -15,6 +15,7 @@ loaded for another does: vLLM has it then.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import secrets
 import time
@@ -100,6 +101,9 @@ class Lookup:
         self._poll_until: float | None = None  # How long the step that is being scheduled waits for answers.
         self._opener = Opener(lambda: self._open(PAUSE_S), logger)
         self._magazine = min(256, max(16, len(self.groups) * -(-vllm_config.scheduler_config.max_num_batched_tokens // self.block_size)))
+        # A process may end without shutdown(): kvpool's own hook, which runs after this one, would close the session under the copies
+        # of workers that live on.
+        atexit.register(self.close)
         try:
             self._use(self._open(options.open_timeout))
         except kvpool.UnavailableError as error:
@@ -435,6 +439,10 @@ class Lookup:
         if asked.mixed:
             request.cache_salt, request.kvpool_shared = secrets.token_hex(16), 0
         keys.make_anew(request)
+
+    def shutdown(self) -> None:
+        self.close()
+        atexit.unregister(self.close)
 
     def close(self) -> None:
         if self._loading or self.saves.are_under_way:

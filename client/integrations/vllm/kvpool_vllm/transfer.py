@@ -67,7 +67,7 @@ class Transfer:
         self._thread = threading.Thread(target=self._work, daemon=True, name="kvpool copies")
         self._thread.start()
         # A process may end without shutdown(). kvpool's own hook, which is called after this one, gives back what is still being copied.
-        atexit.register(self.close)
+        atexit.register(self.shutdown)
 
     def _join(self, invitation: Invitation) -> None:
         self._leave()
@@ -82,6 +82,7 @@ class Transfer:
             leave(session, logger)
             self.refused = invitation.session
             return
+        session.begin_step()  # It is never done: nobody but _leave, behind the thread's end, closes the session.
         self.session, self.pool, self.number = session, pool, invitation.session
 
     def take_tensors(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -213,11 +214,11 @@ class Transfer:
             # Else others may copy still: a member that hangs up leaves the blocks to them, and the last process frees them.
             self.session = None
 
-    def close(self) -> None:
-        atexit.unregister(self.close)
+    def shutdown(self) -> None:
         self._jobs.put((-1, 0, None, None))  # Before all that waits: nobody would hear of it.
         self._thread.join()
         self._leave()
+        atexit.unregister(self.shutdown)
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
