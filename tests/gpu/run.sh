@@ -124,6 +124,8 @@ killed() {
     --kill-daemon-every=30 --kill-every=50
 }
 check replay-daemon-killed killed
+# What waits for the next daemon: the teardown of the dead one's context is a part of its longest time.
+mapfile -t -O ${#table[@]} table < <(grep -E '^(VERB|match, answered|lease, magazine refilled|seal, answered) ' "$work/replay-daemon-killed.log" | sed 's/^/      /')
 
 echo
 printf '%s\n' "${table[@]}"
