@@ -229,7 +229,7 @@ absl::StatusOr<std::unique_ptr<MemberLog>> Daemon::KeepMember(const Session& ses
   member.name_bytes = static_cast<uint32_t>(terms.client_name.copy(member.name, sizeof(member.name)));
   identity.token.copy(member.token, sizeof(member.token));
   ASSIGN_OR_RETURN(std::unique_ptr<MemberLog> log, MemberLog::Make());
-  log->Follow(&session.space->state.pool.undo_log());
+  log->Follow(&session.space->state.pool);
   KeptLog facts{.space = member.space, .token = {}};
   identity.token.copy(facts.token, sizeof(facts.token));
   ASSIGN_OR_RETURN(kept->log, keeper_->Keep(KeptKind::kLog, FactBytes(facts), log->fd()));

@@ -35,6 +35,7 @@
 #include "proto/support/block_ref.h"
 #include "proto/support/unique_fd.h"
 #include "server/base/shared_memory.h"
+#include "server/pool/block_pool.h"
 #include "server/pool/undo_log.h"
 #include "server/space/recovered.h"
 
@@ -48,7 +49,7 @@ class MemberLog {
   int fd() const { return memory_.fd(); }
 
   // The turns that count are those of the pool's table, which outlives it. REQUIRES: it is called before all below.
-  void Follow(const UndoLog* turns) { turns_ = turns; }
+  void Follow(const BlockPool* pool) { turns_ = &pool->undo_log(); }
 
   // ---- By the daemon that serves the member
   // It is the session's member with this index from now on.

@@ -105,7 +105,7 @@ RecoveredPool Space::Recover(Inheritance inheritance, std::vector<std::shared_pt
   // Before the pool forgets which turn was torn.
   for (Resumable& old : inheritance.sessions) {
     for (Resumable::Member& member : old.members) {
-      member.log->Follow(&state.pool.undo_log());
+      member.log->Follow(&state.pool);
       member.log->ForgetTorn();
       member.old->keeps = !member.log->unmaps();
     }

@@ -27,14 +27,14 @@ class MemberLogTest : public testing::Test {
         pool_({.max_blocks = 9, .windows = {0}, .table = table_.data(), .table_sessions = 4},
               *MakeReplacementPolicy("lru", 9)),
         log_(*MemberLog::Make()) {
-    log_->Follow(&pool_.undo_log());
+    log_->Follow(&pool_);
     log_->OnEntered(0);
     pool_.Commit();
   }
   // The process is killed now, and another reads the log.
   void Next() {
     log_ = *MemberLog::Map(UniqueFd(fcntl(log_->fd(), F_DUPFD_CLOEXEC, 0)));
-    log_->Follow(&pool_.undo_log());
+    log_->Follow(&pool_);
     log_->ForgetTorn();
     pool_.Commit();
   }
@@ -177,7 +177,7 @@ TEST_F(MemberLogTest, ATornFenceWasNeverReported) {
 TEST_F(MemberLogTest, WhoseEnteringWasTornIsNoMember) {
   EXPECT_TRUE(log_->entered());
   log_ = *MemberLog::Make();
-  log_->Follow(&pool_.undo_log());
+  log_->Follow(&pool_);
   log_->OnEntered(3);
   Next();
   EXPECT_FALSE(log_->entered());
