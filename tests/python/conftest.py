@@ -8,6 +8,7 @@ import pytest
 
 import kvpool
 from daemon import Daemon
+from fake_gpu import FAKE, FakeGpu
 
 
 @pytest.fixture
@@ -39,3 +40,10 @@ def in_child(code, daemon, *arguments):
 def kill_9(process):
     process.send_signal(signal.SIGKILL)
     process.wait()
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """The fake driver's GPU, for this process."""
+    monkeypatch.setenv("KVPOOL_LIBCUDA", FAKE)
+    return FakeGpu()

@@ -8,15 +8,9 @@ import numpy as np
 import pytest
 
 import kvpool
-from fake_gpu import FAKE, FakeGpu
+from fake_gpu import FAKE
 
 pytestmark = pytest.mark.skipif(FAKE is None, reason="built without CUDA")
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    monkeypatch.setenv("KVPOOL_LIBCUDA", FAKE)
-    return FakeGpu()
 
 
 @pytest.fixture

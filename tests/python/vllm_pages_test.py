@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import kvpool
-from fake_gpu import FAKE, FakeGpu
+from fake_gpu import FAKE
 
 INTEGRATIONS = pathlib.Path(__file__).parents[2] / "client/integrations"
 sys.path[:0] = [str(INTEGRATIONS / "shared"), str(INTEGRATIONS / "vllm")]
@@ -18,12 +18,6 @@ from kvpool_vllm.pages import DevicePages, HostPages, Pool, Region  # noqa: E402
 
 pytestmark = pytest.mark.skipif(FAKE is None, reason="built without CUDA")
 PAGE, LAYERS, BLOCKS = 4096, 3, 70  # vLLM's: more blocks than are copied at a time.
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    monkeypatch.setenv("KVPOOL_LIBCUDA", FAKE)
-    return FakeGpu()
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from session_test import held
-from fake_gpu import FAKE, FakeGpu
+from fake_gpu import FAKE
 
 INTEGRATIONS = pathlib.Path(__file__).parents[2] / "client/integrations"
 pytestmark = pytest.mark.skipif(FAKE is None, reason="built without CUDA")
@@ -94,12 +94,6 @@ def configs(layout):
     tensor = types.SimpleNamespace(layers=NAMES, layer_stride=kv_cache(0, layout)[0])
     group = types.SimpleNamespace(kv_cache_spec=spec, layer_names=NAMES)
     return vllm, types.SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=[group], kv_cache_tensors=[tensor])
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    monkeypatch.setenv("KVPOOL_LIBCUDA", FAKE)
-    return FakeGpu()
 
 
 @pytest.fixture
@@ -258,7 +252,8 @@ def test_a_process_that_just_ends_waits_for_its_copies(daemon):
         import kvpool
         sys.path[:0] = sys.argv[2:]
         import vllm_transfer_test as test
-        gpu = test.FakeGpu()
+        from fake_gpu import FakeGpu
+        gpu = FakeGpu()
         sys.modules.update(test.made_modules(gpu.stream))
         engine = test.Engine(lambda name: test.importlib.import_module(f"kvpool_vllm.{name}"), types.SimpleNamespace(socket=sys.argv[1]),
                              gpu.alloc(test.BLOCKS * test.LAYERS * test.PAGE))
