@@ -170,8 +170,7 @@ void AddDaemonFlags(CommandLine* line, Flags* flags) {
       "file:PATH,capacity=BYTES[,write=evict|seal], a folder "
       "on a disk; or resp:HOST:PORT[,...], a Redis or Valkey server or cluster that nodes share, "
       "with cluster=auto|on|off, tls=on|off, ca=FILE, cert=FILE, key=FILE, user=NAME, "
-      "password-file=FILE, prefix=TEXT, ttl=DURATION, connections=N, write=evict|seal; empty: none. "
-      "Host memory only",
+      "password-file=FILE, prefix=TEXT, ttl=DURATION, connections=N, write=evict|seal; empty: none",
       [settings = &line->settings](absl::string_view text) -> absl::Status {
         if (text.empty()) return absl::OkStatus();
         ASSIGN_OR_RETURN(settings->tier, ParseTierOptions({text.data(), text.size()}));
@@ -182,7 +181,9 @@ void AddDaemonFlags(CommandLine* line, Flags* flags) {
       "file with the secret, 32 bytes or more, that keys in the tier are derived from; empty: one is made in "
       "the tier's folder. Nodes that share a tier have the same one");
   AddSize("tier-buffer", &daemon.tier_buffer_bytes, kLeastTierBuffer,
-          "memory for copies on their way to the tier, and again as much for those from it", flags);
+          "memory for copies on their way to the tier, and again as much for those from it; with a GPU it is "
+          "page-locked, and taken at the start",
+          flags);
   flags->Add("tier-flush", &line->tier_flush, {.min = absl::ZeroDuration(), .max = absl::Hours(1)},
              "on SIGTERM, after the grace, copy so long to the tier what is not there yet");
   flags->Add("low-watermark", &daemon.low_watermark, 1,

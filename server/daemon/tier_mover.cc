@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <utility>
 
 #include "server/base/log.h"
@@ -12,7 +11,7 @@ namespace kvpool {
 namespace {
 
 constexpr auto kPause = std::chrono::milliseconds(20);
-// A tier that takes nothing is left alone for so long.
+// A tier that takes nothing, and blocks that could not be copied, are left alone for so long.
 constexpr uint64_t kGiveUpMs = 1000;
 // Spaces that were closed are not looked for among those that are left alone: all are asked again now and then.
 constexpr size_t kMostGivenUp = 1024;
@@ -21,12 +20,13 @@ constexpr uint64_t kAllSpaces = 0;
 
 }  // namespace
 
-TierMover::TierMover(const Options& options, Spaces spaces)
-    : tier_(options.tier),
+TierMover::TierMover(Options options, Spaces spaces)
+    : tier_(std::move(options.tier)),
       spaces_(std::move(spaces)),
       capacity_bytes_(tier_->usage().capacity_bytes),
-      down_(options.buffer_bytes),
-      up_(options.buffer_bytes) {
+      copier_(std::move(options.copier)),
+      down_(options.buffer_bytes, copier_->MakeMemory(options.buffer_bytes)),
+      up_(options.buffer_bytes, copier_->MakeMemory(options.buffer_bytes)) {
   if (options.thread) thread_ = std::thread([this] { Run(); });
 }
 
@@ -131,7 +131,18 @@ void TierMover::Place(const Space& space, Placed* block) {
   const SlabRow& row = growth.RowOf(block->ref.id);
   block->slabs = row.by_rank;
   for (size_t rank = 0; rank < row.by_rank.size(); ++rank) {
-    block->at.push_back(reinterpret_cast<char*>(growth.AddressOf(block->ref.id, rank)));
+    block->at.push_back(growth.AddressOf(block->ref.id, rank));
+  }
+}
+
+void TierMover::AddRanges(const Space& space, const Placed& block, char* value,
+                          std::vector<SlabCopier::Range>* ranges) {
+  const uint64_t rank_bytes = space.facts.layout.block_bytes();
+  for (size_t rank = 0; rank < block.at.size(); ++rank) {
+    ranges->push_back({.device = space.facts.devices[rank],
+                       .slab_address = block.at[rank],
+                       .host = value + rank * rank_bytes,
+                       .bytes = rank_bytes});
   }
 }
 
@@ -286,16 +297,23 @@ bool TierMover::BringUp(Job* job, bool* moved) {
     state.pressure.AfterVerbs(turn);
   }
   // Nobody but their holder knows these blocks.
-  const uint64_t rank_bytes = space.facts.layout.block_bytes();
+  std::vector<SlabCopier::Range> ranges;
   for (size_t i = 0; i < placed.size(); ++i) {
-    const char* from = job->fetches[job->next + i]->buffer->data();
-    for (char* const to : placed[i].at) {
-      std::memcpy(to, from, rank_bytes);
-      from += rank_bytes;
-    }
+    AddRanges(space, placed[i], job->fetches[job->next + i]->buffer->data(), &ranges);
   }
+  const absl::Status copied = copier_->Copy(CopyDirection::kToDevice, ranges);
   SpaceTurn turn(space);
   SpaceState& state = space.state;
+  if (!copied.ok()) {
+    for (const Placed& block : placed) {
+      if (block.at.empty()) continue;
+      Verdict verdict;
+      state.pool.Release(holder, turn.now, {&block.ref, 1}, {&verdict, 1});
+    }
+    ++state.below.counters.lost;
+    TellOfFailure(space, copied);
+    return false;
+  }
   for (const Placed& block : placed) {
     const Promotion::Block& wanted = blocks[job->next];
     job->fetches[job->next++].reset();
@@ -395,6 +413,7 @@ bool TierMover::MoveDown(const std::shared_ptr<Space>& space) {
     }
   }
   std::vector<TierKey> keys;
+  keys.reserve(next.size());
   for (const BlockPool::Departing& block : next) keys.push_back(TierKeyOf(space->facts, block.key));
   std::vector<TierPresence> there(keys.size());
   tier_->Exists(keys, absl::MakeSpan(there));
@@ -411,7 +430,7 @@ bool TierMover::MoveDown(const std::shared_ptr<Space>& space) {
     const size_t done = CopyDown(space, left.first(std::min(left.size(), kSlice)));
     left.remove_prefix(done);
     no_buffers_ = no_buffers_ || done == 0;
-    if (done == 0 || JobsWait()) break;
+    if (done == 0 || JobsWait() || !Takes(*space)) break;
     space->GiveWay();
   }
   if (left.empty()) return more || !dirty.empty();
@@ -429,6 +448,59 @@ bool TierMover::MoveDown(const std::shared_ptr<Space>& space) {
   return left.size() < dirty.size();
 }
 
+std::vector<std::shared_ptr<TierBuffer>> TierMover::Read(Space* space, absl::Span<const Placed> blocks,
+                                                         ContentChecks::Part* compared) {
+  const uint64_t value_bytes = ValueBytes(*space);
+  std::vector<std::shared_ptr<TierBuffer>> copies;
+  std::vector<SlabCopier::Range> ranges;
+  for (const Placed& block : blocks) {
+    std::shared_ptr<TierBuffer> copy;
+    if (!block.at.empty()) {
+      copy = down_.Take(value_bytes);
+      if (copy == nullptr) break;
+      AddRanges(*space, block, copy->data(), &ranges);
+    }
+    copies.push_back(std::move(copy));
+  }
+  if (const absl::Status copied = copier_->Copy(CopyDirection::kToHost, ranges); !copied.ok()) {
+    TellOfFailure(*space, copied);
+    Drop(space, blocks.first(copies.size()));
+    return std::vector<std::shared_ptr<TierBuffer>>(copies.size());
+  }
+  for (size_t i = 0; i < copies.size(); ++i) {
+    if (copies[i] == nullptr || !blocks[i].sum.has_value()) continue;
+    const uint32_t found = Crc32c(copies[i]->data(), value_bytes);
+    compared->push_back({.ref = blocks[i].ref, .sum = blocks[i].sum, .found = found, .slabs = {}, .at = {}});
+    if (found != *blocks[i].sum) copies[i] = nullptr;
+  }
+  return copies;
+}
+
+void TierMover::Drop(Space* space, absl::Span<const Placed> blocks) {
+  uint64_t dropped = 0;
+  uint32_t first = UINT32_MAX;
+  for (const Placed& block : blocks) {
+    if (block.at.empty()) continue;
+    ++dropped;
+    first = std::min(first, Index(block.ref.id));
+  }
+  {
+    SpaceLock lock(*space);
+    space->state.below.counters.dropped += dropped;
+  }
+  MutexLock lock(&mail_->mu);
+  mail_->give_up_ms[space->facts.id] = space->NowMs() + kGiveUpMs;
+  uint32_t& again = mail_->look_again.try_emplace(space->facts.id, UINT32_MAX).first->second;
+  again = std::min(again, first - 1);
+}
+
+void TierMover::TellOfFailure(const Space& space, const absl::Status& why) {
+  const auto now = std::chrono::steady_clock::now();
+  if (now < tell_at_) return;
+  tell_at_ = now + std::chrono::milliseconds(kGiveUpMs);
+  LogWarning("blocks not copied for the tier", {{"space", space.facts.id}, {"error", why}});
+}
+
 size_t TierMover::CopyDown(const std::shared_ptr<Space>& space,
                            absl::Span<const BlockPool::Departing> blocks) {
   std::vector<Placed> placed;
@@ -441,28 +513,9 @@ size_t TierMover::CopyDown(const std::shared_ptr<Space>& space,
       if (pool.IsResident(block.ref) && !pool.IsCondemned(block.ref)) Place(*space, &placed.back());
     }
   }
-  const uint64_t rank_bytes = space->facts.layout.block_bytes();
-  std::vector<std::shared_ptr<TierBuffer>> copies;
   ContentChecks::Part compared;
-  for (const Placed& block : placed) {
-    if (block.at.empty()) {
-      copies.push_back(nullptr);
-      continue;
-    }
-    std::shared_ptr<TierBuffer> copy = down_.Take(ValueBytes(*space));
-    if (copy == nullptr) break;
-    char* to = copy->data();
-    for (const char* const from : block.at) {
-      std::memcpy(to, from, rank_bytes);
-      to += rank_bytes;
-    }
-    if (block.sum.has_value()) {
-      const uint32_t found = Crc32c(copy->data(), ValueBytes(*space));
-      compared.push_back({.ref = block.ref, .sum = block.sum, .found = found, .slabs = {}, .at = {}});
-      if (found != *block.sum) copy = nullptr;
-    }
-    copies.push_back(std::move(copy));
-  }
+  std::vector<std::shared_ptr<TierBuffer>> copies = Read(space.get(), placed, &compared);
+  const size_t handled = copies.size();
   std::vector<TierStore> stores;
   std::vector<uint32_t> of;  // The block of each.
   {
@@ -478,7 +531,6 @@ size_t TierMover::CopyDown(const std::shared_ptr<Space>& space,
       }
     }
   }
-  const size_t handled = copies.size();
   if (stores.empty()) return handled;
   std::vector<TierKey> keys;
   {
@@ -534,6 +586,7 @@ std::vector<BlockPool::Departing> TierMover::Unwritten(Space* space) {
     }
   }
   std::vector<TierKey> keys;
+  keys.reserve(resident.size());
   for (const BlockView& block : resident) keys.push_back(TierKeyOf(space->facts, block.key));
   std::vector<TierPresence> there(keys.size());
   tier_->Exists(keys, absl::MakeSpan(there));

@@ -155,6 +155,18 @@ TEST_F(TierTest, WhatIsNotWhatWasSealedStaysAbove) {
   EXPECT_EQ(sums(), 14u) << "what comes up gets its sum";
 }
 
+TEST_F(TierTest, AGpuThatCopiesNothingIsRefusedAtTheStart) {
+  Begin();
+  scripts_.push_back(std::make_unique<MemoryDevice::Script>());
+  scripts_.back()->uuid_bytes = std::string(16, 'g');
+  std::vector<std::unique_ptr<Device>> devices;
+  devices.push_back(std::make_unique<MemoryDevice>("gpu", kGranuleBytes, scripts_.back().get()));
+  const auto daemon = Daemon::Start(options_, std::move(devices), &clock_);
+  ASSERT_FALSE(daemon.ok());
+  EXPECT_THAT(std::string(daemon.status().message()),
+              testing::StartsWith("--tier: device gpu copies nothing to a tier: "));
+}
+
 TEST_F(TierTest, WhatLeavesComesBack) {
   Begin();
   Compute(keys_);
