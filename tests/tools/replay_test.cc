@@ -127,6 +127,24 @@ TEST(Replay, ATierKeepsWhatThePoolCannotThroughKills) {
   }
 }
 
+// The same of GPUs, over the fake driver.
+TEST(Replay, ATierKeepsWhatAGpuCannot) {
+  if (std::string(KVPOOL_FAKE_CUDA).empty()) GTEST_SKIP() << "built without CUDA, so there is no fake driver";
+  const TemporaryDirectory folder;
+  setenv("KVPOOL_LIBCUDA", KVPOOL_FAKE_CUDA, 1);
+  const auto result =
+      ReplayJson({"--spawn-daemon", "--daemon-flag=--device=cuda:0", "--blocks=600",
+                  "--workload=conversation", "--seed=5", "--requests=2500", "--engines=2", "--kill-every=500",
+                  "--wait-ms=60000", "--daemon-flag=--tier=file:" + folder.path() + "/tier,capacity=256MiB"});
+  unsetenv("KVPOOL_LIBCUDA");
+  EXPECT_GE(Number(result, "kills"), 1);
+  EXPECT_EQ(Number(result, "corrupt_blocks"), 0);
+  EXPECT_EQ(Number(result, "double_owners"), 0);
+  const auto& below = result.fields().at("below").struct_value();
+  EXPECT_EQ(Number(below, "corrupt_values"), 0);
+  EXPECT_GT(Number(below, "promoted_blocks"), 0);
+}
+
 // Where nothing is evicted, a key that was sealed is known for good.
 TEST(Replay, EnginesLiveThroughKillsOfADaemonWithAKeeper) {
   constexpr int kKills = KVPOOL_SANITIZED ? 10 : 30, kBetween = 20, kRequests = kBetween * (kKills + 2);
