@@ -24,6 +24,7 @@
 #include "server/replacement/policy.h"
 #include "server/sim/advise.h"
 #include "server/sim/curve.h"
+#include "server/sim/nodes.h"
 #include "server/sim/progress_bar.h"
 #include "server/sim/read_workload.h"
 #include "server/sim/report.h"
@@ -43,6 +44,7 @@ struct Arguments {
            threads = std::max(1u, std::thread::hardware_concurrency());
   double from = 0, to = 1, warm_up = 0, sample = 1;
   PrefillCost cost;
+  std::string nodes = "1,10,100";
   bool json = false, markdown = false, help = false, version = false;
 };
 
@@ -72,6 +74,7 @@ void AddFlags(Arguments* a, Flags* flags) {
   flags->Add("epochs", &a->epochs, {.max = 10000},
              "of train: passes over the trace; 0: what fits the policy");
   flags->Add("out", &a->out, "of train: the file of weights to write");
+  flags->Add("nodes", &a->nodes, "of nodes: how many share the trace, with commas");
   flags->Add("plot", &a->plot, "of curve: the SVG file to write");
   flags->Add("json", &a->json, "the results as JSON");
   flags->Add("markdown", &a->markdown, "the results as a table in Markdown");
@@ -81,10 +84,11 @@ void AddFlags(Arguments* a, Flags* flags) {
 
 std::string Help(const Flags& flags) {
   std::string text =
-      "kvpool-sim run|curve|advise|train [--flags]\n\n"
+      "kvpool-sim run|curve|advise|nodes|train [--flags]\n\n"
       "run      replays the trace with each policy at each capacity\n"
       "curve    draws miss-ratio curves of all policies (--plot FILE.svg)\n"
       "advise   how much memory, which policy, what it saves (--block-bytes)\n"
+      "nodes    splits the trace over nodes that have a store in common, and says what that brings\n"
       "train    makes weights for the policy from the trace (--policy NAME --out FILE)\n\n";
   text += flags.Help() + "\nPolicies:\n";
   for (const PolicyEntry& policy : ReplacementPolicies()) {
@@ -145,6 +149,22 @@ absl::Status RunTrain(const Arguments& a) {
   RETURN_IF_ERROR(WriteFile(a.out, weights.Serialize()));
   std::printf("%s: weights of %s, trained on %s\n", a.out.c_str(), weights.policy().c_str(),
               weights.trained().c_str());
+  return absl::OkStatus();
+}
+
+absl::Status RunNodes(const Arguments& a) {
+  ASSIGN_OR_RETURN(const Workload workload, ReadTrace(a));
+  NodesOptions options{.policy = a.policy == "all" ? "learned" : a.policy, .seed = a.seed, .cost = a.cost};
+  ASSIGN_OR_RETURN(options.nodes, ParseCapacities(a.nodes));
+  ASSIGN_OR_RETURN(const std::vector<uint32_t> capacities, ParseCapacities(a.capacity));
+  if (capacities.size() != 1) return absl::InvalidArgumentError("--capacity: nodes have one capacity");
+  options.capacity_blocks = capacities[0];
+  if (!a.weights.empty()) {
+    ASSIGN_OR_RETURN(Weights weights, Weights::Read(a.weights));
+    options.weights = std::make_shared<const Weights>(std::move(weights));
+  }
+  ASSIGN_OR_RETURN(const std::vector<NodesResult> results, ReplayNodes(workload, options));
+  std::fputs(NodesTable(workload, results, a.markdown).c_str(), stdout);
   return absl::OkStatus();
 }
 
@@ -225,13 +245,13 @@ int Main(std::vector<std::string> arguments) {
   if (!rest.ok()) return Usage(std::string(rest.status().message()));
   if (a.help) return std::fputs(Help(flags).c_str(), stdout), 0;
   if (a.version) return std::fputs(VersionText("kvpool-sim").c_str(), stdout), 0;
-  if (verb != "run" && verb != "curve" && verb != "advise" && verb != "train") {
-    return Usage(absl::StrCat("\"", verb, "\" is not run, curve, advise or train"));
+  if (verb != "run" && verb != "curve" && verb != "advise" && verb != "nodes" && verb != "train") {
+    return Usage(absl::StrCat("\"", verb, "\" is not run, curve, advise, nodes or train"));
   }
   if (!rest->empty()) return Usage(absl::StrCat("\"", (*rest)[0], "\" is one argument too many"));
   // What another verb would take, this one would leave out in silence.
   static constexpr std::pair<const char*, const char*> kFlagsOfOneVerb[] = {
-      {"plot", "curve"}, {"out", "train"}, {"epochs", "train"}};
+      {"plot", "curve"}, {"out", "train"}, {"epochs", "train"}, {"nodes", "nodes"}};
   for (const auto& [flag, only] : kFlagsOfOneVerb) {
     if (flags.given(flag) && verb != only) return Usage(absl::StrCat("--", flag, " is for ", only));
   }
@@ -239,11 +259,14 @@ int Main(std::vector<std::string> arguments) {
     return Usage("--json and --markdown are for run and curve");
   }
   if (verb == "curve" && a.plot.empty()) return Usage("--plot: curve needs a file to write");
+  if (verb == "nodes" && (a.json || flags.given("sample")))
+    return Usage("nodes takes neither --json nor --sample");
+  if (verb == "nodes" && a.capacity.empty()) return Usage("--capacity: nodes needs the blocks of each");
   if (verb == "advise" && a.block_bytes == 0)
     return Usage("--block-bytes: advise needs the bytes of a block");
   if (verb == "train" && a.out.empty()) return Usage("--out: train needs a file to write");
   if (const absl::Status fits = Check(a); !fits.ok()) return Usage(std::string(fits.message()));
-  const absl::Status status = verb == "train" ? RunTrain(a) : Run(verb, a);
+  const absl::Status status = verb == "train" ? RunTrain(a) : verb == "nodes" ? RunNodes(a) : Run(verb, a);
   if (status.ok()) return 0;
   std::fprintf(stderr, "kvpool-sim: %s\n", std::string(status.message()).c_str());
   return 1;

@@ -16,6 +16,7 @@
 #include "proto/formats/trace.h"
 #include "server/sim/advise.h"
 #include "server/sim/curve.h"
+#include "server/sim/nodes.h"
 #include "server/sim/read_workload.h"
 #include "server/sim/replay.h"
 #include "server/sim/sample.h"
@@ -90,6 +91,41 @@ TEST(Replay, HintsReachThePolicy) {
   for (size_t i = 0; i < sample.contents.size(); ++i) {
     EXPECT_EQ(sample.hints[i].reuse == Reuse::kNever, sample.contents[i] == 0);
   }
+}
+
+TEST(Nodes, WhatOneHasComputedTheOthersFind) {
+  const Workload w = Chains({{0, 1}, {0, 1}, {0, 1}, {0, 1}, {2}, {2}});
+  const auto results =
+      ReplayNodes(w, {.policy = "lru", .nodes = {1, 2}, .capacity_blocks = 4, .routes = {Route::kTurns}});
+  ASSERT_TRUE(results.ok()) << results.status();
+  ASSERT_EQ(results->size(), 4u);
+  const auto [one, two, one_reused, two_reused] =
+      std::tie(results->at(0), results->at(1), results->at(2), results->at(3));
+  EXPECT_EQ(one.own_tokens, 7u);
+  EXPECT_EQ(one.store_tokens, 0u);
+  EXPECT_EQ(one.infinite_tokens, 7u);
+  EXPECT_EQ(two.own_tokens, 4u) << "the third and the fourth request";
+  EXPECT_EQ(two.store_tokens, 3u);
+  EXPECT_EQ(two.written, 3u);
+  EXPECT_EQ(two.read, 3u);
+  EXPECT_EQ(two.never_read, 0u);
+  EXPECT_EQ(one_reused.written, 3u);
+  EXPECT_EQ(two_reused.store_tokens, 0u) << "the second node has asked before the first did again";
+  EXPECT_EQ(two_reused.written, 2u);
+  EXPECT_EQ(two_reused.never_read, 2u);
+  EXPECT_FALSE(ReplayNodes(w, {.policy = "lru", .capacity_blocks = 1}).ok());
+  EXPECT_FALSE(ReplayNodes(w, {.policy = "best", .capacity_blocks = 4}).ok());
+}
+
+TEST(Nodes, RequestsThatBeginAlikeMeet) {
+  std::vector<std::vector<uint32_t>> chains;
+  for (uint32_t i = 0; i < 200; ++i) chains.push_back({i % 20, 100 + i % 20});
+  const auto results = ReplayNodes(
+      Chains(chains),
+      {.policy = "lru", .nodes = {7}, .uses = {1}, .capacity_blocks = 40, .routes = {Route::kPrefix}});
+  ASSERT_TRUE(results.ok()) << results.status();
+  EXPECT_EQ(results->at(0).own_tokens, 360u);
+  EXPECT_EQ(results->at(0).store_tokens, 0u);
 }
 
 TEST(PrefillCost, IsLinearAndQuadratic) {
@@ -289,6 +325,12 @@ TEST(Tool, RunsDrawsAndAdvises) {
   EXPECT_EQ(RunTool(KVPOOL_SIM, {"run", "--trace", trace, "--sample", "0"}).exit_status, 2);
   EXPECT_EQ(RunTool(KVPOOL_SIM, {"run", "--trace", trace, "--policy", "best"}).exit_status, 2);
   EXPECT_EQ(RunTool(KVPOOL_SIM, {"run", "--trace", folder.path("none.csv")}).exit_status, 1);
+  const ToolResult nodes = RunTool(KVPOOL_SIM, {"nodes", "--trace", trace, "--nodes", "1,3", "--capacity",
+                                                "8", "--policy", "lru", "--markdown"});
+  EXPECT_EQ(nodes.exit_status, 0) << nodes.err;
+  EXPECT_THAT(nodes.out, HasSubstr("| 3 | by prefix | reuse:2 |"));
+  EXPECT_EQ(RunTool(KVPOOL_SIM, {"nodes", "--trace", trace}).exit_status, 2);
+  EXPECT_EQ(RunTool(KVPOOL_SIM, {"run", "--trace", trace, "--nodes", "3"}).exit_status, 2);
   EXPECT_EQ(RunTool(KVPOOL_SIM, {"fly"}).exit_status, 2);
   EXPECT_EQ(RunTool(KVPOOL_SIM, {"curve", "--trace", trace}).exit_status, 2);
   EXPECT_EQ(RunTool(KVPOOL_SIM, {"advise", "--trace", trace}).exit_status, 2);
