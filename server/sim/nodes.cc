@@ -26,12 +26,36 @@ struct Node {
   absl::flat_hash_map<uint32_t, uint32_t> uses;  // By content, since it was sealed here.
 };
 
-uint32_t NodeOf(const Workload& workload, size_t index, Route route, uint32_t nodes) {
-  if (route == Route::kTurns) return static_cast<uint32_t>(index % nodes);
-  const absl::Span<const uint32_t> chain = workload.chain(workload.requests[index]);
-  // Fibonacci hashing: contents are numbered in the order of the trace.
-  return chain.empty() ? 0 : static_cast<uint32_t>((chain[0] * uint64_t{0x9e3779b97f4a7c15} >> 32) % nodes);
-}
+// Sends requests to nodes.
+class Router {
+ public:
+  Router(const Workload& workload, Route route, uint32_t nodes)
+      : workload_(workload), route_(route), sent_(nodes), last_(workload.distinct, kNobody) {}
+
+  uint32_t NodeOf(size_t index) {
+    const absl::Span<const uint32_t> chain = workload_.chain(workload_.requests[index]);
+    auto node = static_cast<uint32_t>(index % sent_.size());
+    if (route_ == Route::kPrefix) {
+      const uint32_t in_turn = node;
+      for (const uint32_t content : chain) {
+        if (last_[content] == kNobody) break;
+        node = last_[content];
+      }
+      const double fair = static_cast<double>(index) / static_cast<double>(sent_.size());
+      if (sent_[node] > 1.25 * fair + 1) node = in_turn;
+    }
+    ++sent_[node];
+    for (const uint32_t content : chain) last_[content] = node;
+    return node;
+  }
+
+ private:
+  static constexpr uint32_t kNobody = UINT32_MAX;
+  const Workload& workload_;
+  const Route route_;
+  std::vector<uint64_t> sent_;   // By node.
+  std::vector<uint32_t> last_;   // By content: who was asked for it.
+};
 
 absl::StatusOr<NodesResult> ReplayOne(const Workload& workload, const NodesOptions& options,
                                       NodesResult result) {
@@ -51,11 +75,12 @@ absl::StatusOr<NodesResult> ReplayOne(const Workload& workload, const NodesOptio
     KVPOOL_CHECK(node.pool->Grow(options.capacity_blocks).ok(), "%u blocks", options.capacity_blocks);
     node.engine = std::make_unique<Engine>(node.pool.get(), &decision_ns);
   }
+  Router router(workload, result.route, result.nodes);
   std::vector<bool> stored(workload.distinct), read(workload.distinct);
   for (size_t i = 0; i < workload.requests.size(); ++i) {
     const Request& request = workload.requests[i];
     const absl::Span<const uint32_t> chain = workload.chain(request);
-    Node& node = nodes[NodeOf(workload, i, result.route, result.nodes)];
+    Node& node = nodes[router.NodeOf(i)];
     const uint64_t own =
         node.engine->Serve(request.now_ms, chain, request.blocks, workload.hints_of(request));
     uint64_t found = own;
@@ -72,9 +97,8 @@ absl::StatusOr<NodesResult> ReplayOne(const Workload& workload, const NodesOptio
     for (uint64_t b = 0; b < chain.size(); ++b) {
       // What was not resident is sealed anew, whether it was computed or brought up.
       uint32_t& uses = node.uses[chain[b]];
-      uses = b < own ? uses + 1 : 1;
+      ++uses;
       // Whoever brought it up has had it, too.
-      if (b >= own && b < found) ++uses;
       if (uses < result.uses || stored[chain[b]]) continue;
       stored[chain[b]] = true;
       result.written += counts ? 1 : 0;

@@ -15,7 +15,7 @@ namespace kvpool::sim {
 // Which node a request goes to.
 enum class Route : uint8_t {
   kTurns,   // One after another, as a balancer that knows nothing of prefixes has it.
-  kPrefix,  // By its first block: requests that begin alike meet.
+  kPrefix,  // To the one that was asked last for the most of what it begins with, unless that has a quarter more than the average.
 };
 
 struct NodesOptions {
