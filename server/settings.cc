@@ -168,9 +168,13 @@ void AddDaemonFlags(CommandLine* line, Flags* flags) {
       "tier", "",
       "memory below the pool, for what would be evicted: "
       "file:PATH,capacity=BYTES[,write=evict|seal], a folder "
-      "on a disk; or resp:HOST:PORT[,...], a Redis or Valkey server or cluster that nodes share, "
+      "on a disk; resp:HOST:PORT[,...], a Redis or Valkey server or cluster that nodes share, "
       "with cluster=auto|on|off, tls=on|off, ca=FILE, cert=FILE, key=FILE, user=NAME, "
-      "password-file=FILE, prefix=TEXT, ttl=DURATION, connections=N, write=evict|seal; empty: none. "
+      "password-file=FILE, prefix=TEXT, ttl=DURATION, connections=N, write=evict|seal; or "
+      "s3:http[s]://HOST[:PORT]/BUCKET[,...], a bucket of an S3-compatible store that nodes share, with "
+      "region=NAME (AWS_REGION or us-east-1), style=path|virtual, credentials-file=FILE (without it "
+      "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN of the environment), profile=NAME, "
+      "ca=FILE, prefix=TEXT, connections=N, write=evict|seal; empty: none. "
       "Host memory only",
       [settings = &line->settings](absl::string_view text) -> absl::Status {
         if (text.empty()) return absl::OkStatus();
@@ -403,10 +407,10 @@ absl::Status Finish(const CommandLine& line, Settings* settings) {
   if (!settings->tier.has_value() && !settings->tier_key_file.empty()) {
     return BadFlag("tier-key-file", settings->tier_key_file, "is for --tier");
   }
-  if (settings->tier.has_value() && settings->tier->resp.has_value() && settings->tier_key_file.empty()) {
-    return BadFlag(
-        "tier-key-file", "",
-        "must name a file with the secret that all nodes of --tier=resp:... have: 32 to 4096 bytes");
+  if (settings->tier.has_value() && settings->tier->shared() && settings->tier_key_file.empty()) {
+    return BadFlag("tier-key-file", "",
+                   "must name a file with the secret that all nodes of --tier=resp:... or s3:... have: 32 to "
+                   "4096 bytes");
   }
   settings->shutdown_grace = absl::ToChronoMilliseconds(line.shutdown_grace);
   settings->tier_flush = absl::ToChronoMilliseconds(line.tier_flush);

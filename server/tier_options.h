@@ -3,6 +3,8 @@
 //   file:PATH,capacity=BYTES[,write=evict|seal]
 //   resp:HOST:PORT[,cluster=auto|on|off][,tls=on|off][,ca=FILE][,cert=FILE,key=FILE][,user=NAME][,password-file=FILE]
 //       [,prefix=TEXT][,ttl=DURATION][,connections=N][,write=evict|seal]
+//   s3:http[s]://HOST[:PORT]/BUCKET[,region=NAME][,style=path|virtual][,credentials-file=FILE][,profile=NAME][,ca=FILE]
+//       [,prefix=TEXT][,connections=N][,write=evict|seal]
 #ifndef KVPOOL_SERVER_TIER_OPTIONS_H_
 #define KVPOOL_SERVER_TIER_OPTIONS_H_
 
@@ -14,6 +16,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/tiers/resp_tier.h"
+#include "server/tiers/s3_tier.h"
 #include "server/tiers/tier.h"
 
 namespace kvpool {
@@ -22,10 +25,14 @@ struct TierOptions {
   // A file tier has a folder.
   std::string path;
   uint64_t capacity_bytes = 0;
-  // A store that nodes share, still without its password; none: it is a file tier.
+  // A store that nodes share, still without its password. Of the two one at most is there; none: it is a file tier.
   std::optional<RespTier::Options> resp;
+  std::optional<S3Tier::Options> s3;
   std::string password_file;
   TierWrite write = TierWrite::kEvict;
+
+  // Other nodes have it as well, so that its secret can't be made by one of them.
+  bool shared() const { return resp.has_value() || s3.has_value(); }
 };
 
 // INVALID_ARGUMENT says which part is wrong, and what it may be.
