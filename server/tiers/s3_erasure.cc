@@ -24,7 +24,7 @@ std::string Md5(std::string_view text) {
 }
 
 // It may do this at another time.
-bool MayPass(const S3Response* response) { return response == nullptr || response->status >= 500; }
+bool MayPassLater(const S3Response* response) { return response == nullptr || response->status >= 500; }
 
 bool NotImplemented(const S3Response* response) {
   return response != nullptr && (response->status == 501 || response->status == 405);
@@ -99,7 +99,7 @@ void S3Erasure::DeletePage() {
   request.patient = true;
   request.done = [self = shared_from_this()](const S3Response* response) {
     if (response != nullptr && response->status == 200) return self->OnDeleted(*response);
-    if (MayPass(response) && !NotImplemented(response)) return self->Stop(response);
+    if (MayPassLater(response) && !NotImplemented(response)) return self->Stop(response);
     self->batch_refused_ = true;
     self->DeletePage();
   };

@@ -18,16 +18,16 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // A refusal is told of no more often than this.
-constexpr auto kWarnPause = std::chrono::seconds(10);
+constexpr auto kRefusalPause = std::chrono::seconds(10);
 // Keys that are looked at, or forgotten, under one hold of known_mu_: some 0.2 ms. Whoever wants it then is let in: he may have a
 // space's mutex.
-constexpr size_t kKnownTogether = 256;
-constexpr auto kWayPause = std::chrono::microseconds(50);
+constexpr size_t kKeysTogether = 256;
+constexpr auto kKeysPause = std::chrono::microseconds(50);
 // Loads wait no longer than this, and a slice, for a value that is summed.
 constexpr auto kSumFor = std::chrono::milliseconds(1);
 // A store that lists more pages of one owner than this lists nonsense.
 constexpr uint64_t kMostPages = 100000;
-constexpr auto kStopLook = std::chrono::milliseconds(100);
+constexpr auto kEraseLook = std::chrono::milliseconds(100);
 
 // Codes of stores that have no room: of AWS's own, MinIO, Ceph and SeaweedFS.
 bool SaysFull(const S3Response& response) {
@@ -166,7 +166,7 @@ TierErased S3Tier::Erase(const TierOwner& owner, absl::Span<const TierKey> keys,
   client_->Wake();
   MutexLock lock(&mu_);
   while (!erasing->over) {
-    ended_.WaitUntil(&mu_, Clock::now() + kStopLook);
+    ended_.WaitUntil(&mu_, Clock::now() + kEraseLook);
     if (stop == nullptr || !*stop || erasing->gave_up) continue;
     erasing->gave_up = true;
     client_->Wake();
@@ -305,7 +305,7 @@ TierResult S3Tier::ResultOf(const S3Response* response) {
   if (response == nullptr) return TierResult::kFailed;
   if (SaysFull(*response)) return TierResult::kFull;
   if (const auto now = Clock::now(); now >= warn_again_) {
-    warn_again_ = now + kWarnPause;
+    warn_again_ = now + kRefusalPause;
     LogWarning("tier refuses", {{"tier", name()}, {"error", client_->Explain(*response)}});
   }
   return TierResult::kFailed;
@@ -442,7 +442,7 @@ void S3Tier::End(const ErasingRef& erasing) {
 
 void S3Tier::Erased(absl::Span<const std::string> names) {
   while (!names.empty()) {
-    const auto some = names.subspan(0, kKnownTogether);
+    const auto some = names.subspan(0, kKeysTogether);
     {
       MutexLock lock(&known_mu_);
       for (const std::string& name : some) {
@@ -450,7 +450,7 @@ void S3Tier::Erased(absl::Span<const std::string> names) {
       }
     }
     names.remove_prefix(some.size());
-    if (!names.empty()) std::this_thread::sleep_for(kWayPause);
+    if (!names.empty()) std::this_thread::sleep_for(kKeysPause);
   }
 }
 
@@ -460,10 +460,10 @@ void S3Tier::ForgetAll(const TierOwner& owner) {
     std::vector<TierKey> keys;
     {
       MutexLock lock(&known_mu_);
-      more = known_.Step(&walk, owner, kKnownTogether, &keys);
+      more = known_.Step(&walk, owner, kKeysTogether, &keys);
       for (const TierKey& key : keys) known_.Erased(key);
     }
-    if (more) std::this_thread::sleep_for(kWayPause);
+    if (more) std::this_thread::sleep_for(kKeysPause);
   }
 }
 

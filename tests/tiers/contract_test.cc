@@ -10,6 +10,7 @@
 #include "server/tiers/file_tier.h"
 #include "tests/tiers/faulty_tier.h"
 #include "tests/tiers/redis_server.h"
+#include "tests/tiers/s3_server.h"
 #include "tests/tiers/tier_fixture.h"
 
 namespace kvpool {
@@ -22,6 +23,7 @@ constexpr uint64_t kCapacity = 4 << 20;
 
 struct Kind {
   const char* name;
+  const char* missing;  // Why `open` answers null.
   std::function<std::unique_ptr<Tier>(const std::string& folder)> open;
 };
 
@@ -40,10 +42,16 @@ std::unique_ptr<Tier> OpenOnServer(const std::string&) {
   return OpenResp(RespOptions(server->endpoint()));
 }
 
+std::unique_ptr<Tier> OpenInBucket(const std::string&) {
+  if (S3Server::Program().empty()) return nullptr;
+  static S3Server server;
+  return OpenS3(S3Options(server));
+}
+
 class TierContract : public testing::TestWithParam<Kind> {
  protected:
   void SetUp() override {
-    if (tier_ == nullptr) GTEST_SKIP() << "no redis-server: deploy/install_deps.sh test installs one";
+    if (tier_ == nullptr) GTEST_SKIP() << GetParam().missing << ": deploy/install_deps.sh test installs one";
   }
   TierFolder folder_;
   std::unique_ptr<Tier> tier_ = GetParam().open(folder_.path());
@@ -200,13 +208,14 @@ TEST_P(TierContract, ManyThreadsAtOnce) {
   EXPECT_EQ(tier_->usage().counters.corrupt, 0);
 }
 
-const Kind kFile{"File", OpenFile};
-const Kind kFaulty{"Faulty",
+const Kind kFile{"File", "", OpenFile};
+const Kind kFaulty{"Faulty", "",
                    [](const std::string& folder) { return std::make_unique<FaultyTier>(OpenFile(folder)); }};
-const Kind kResp{"Resp", OpenOnServer};
+const Kind kResp{"Resp", "no redis-server", OpenOnServer};
+const Kind kS3{"S3", "no weed", OpenInBucket};
 std::string NameOf(const testing::TestParamInfo<Kind>& info) { return info.param.name; }
 
-INSTANTIATE_TEST_SUITE_P(Tiers, TierContract, testing::Values(kFile, kFaulty, kResp), NameOf);
+INSTANTIATE_TEST_SUITE_P(Tiers, TierContract, testing::Values(kFile, kFaulty, kResp, kS3), NameOf);
 INSTANTIATE_TEST_SUITE_P(Tiers, BoundedTierContract, testing::Values(kFile, kFaulty), NameOf);
 
 }  // namespace
