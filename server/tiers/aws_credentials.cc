@@ -31,25 +31,26 @@ bool SameFile(const struct stat& a, const struct stat& b) {
          a.st_mtim.tv_sec == b.st_mtim.tv_sec && a.st_mtim.tv_nsec == b.st_mtim.tv_nsec;
 }
 
+// What a variable of the environment says; empty: it is not set.
+absl::StatusOr<std::string> Variable(const char* name) {
+  const char* const text = std::getenv(name);
+  if (text == nullptr || *text == '\0') return std::string();
+  if (!Plain(text)) {
+    return Wrong(
+        absl::StrCat("--tier: ", name, ": must be 1 to ", kMostValueBytes, " characters without blanks"));
+  }
+  return std::string(text);
+}
+
 absl::StatusOr<AwsCredentials> FromEnvironment() {
   AwsCredentials credentials;
-  for (const auto& [name, value] : {std::pair("AWS_ACCESS_KEY_ID", &credentials.access_key),
-                                    std::pair("AWS_SECRET_ACCESS_KEY", &credentials.secret_key)}) {
-    const char* const text = std::getenv(name);
-    if (text == nullptr || *text == '\0') {
-      return Wrong(absl::StrCat("--tier: no credentials: credentials-file= is not there, and ", name,
-                                " is not set either"));
-    }
-    *value = text;
-    if (!Plain(*value))
-      return Wrong(absl::StrCat(name, ": must be 1 to ", kMostValueBytes, " characters without blanks"));
-  }
-  if (const char* const token = std::getenv("AWS_SESSION_TOKEN"); token != nullptr && *token != '\0') {
-    credentials.session_token = token;
-    if (!Plain(credentials.session_token)) {
-      return Wrong(absl::StrCat("--tier: AWS_SESSION_TOKEN: must be 1 to ", kMostValueBytes,
-                                " characters without blanks"));
-    }
+  ASSIGN_OR_RETURN(credentials.access_key, Variable("AWS_ACCESS_KEY_ID"));
+  ASSIGN_OR_RETURN(credentials.secret_key, Variable("AWS_SECRET_ACCESS_KEY"));
+  ASSIGN_OR_RETURN(credentials.session_token, Variable("AWS_SESSION_TOKEN"));
+  if (credentials.access_key.empty() || credentials.secret_key.empty()) {
+    return Wrong(absl::StrCat("--tier: no credentials: credentials-file= is not there, and ",
+                              credentials.access_key.empty() ? "AWS_ACCESS_KEY_ID" : "AWS_SECRET_ACCESS_KEY",
+                              " is not set either"));
   }
   return credentials;
 }

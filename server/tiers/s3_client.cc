@@ -352,7 +352,8 @@ void S3Client::Failed(std::string_view why) {
 std::optional<S3Client::Clock::duration> S3Client::Again(const S3Request& request, const S3Response& response,
                                                          Clock::time_point now) {
   if (request.attempts >= kMostAttempts) return std::nullopt;
-  if (RefusesKeys(response.code)) {
+  // The answer to HEAD has no room for a code.
+  if (RefusesKeys(response.code) || (response.status == 403 && response.code.empty())) {
     credentials_->Refused();
     credentials_->Current(now);
     if (request.credentials != credentials_->generation()) return Clock::duration::zero();
