@@ -246,8 +246,11 @@ void S3Client::Send(S3Request request) {
   queues_[static_cast<size_t>(request.rank)].push_back(std::move(request));
 }
 
-bool S3Client::Next(S3Request* request) {
+bool S3Client::Next(int busy, S3Request* request) {
+  if (busy >= options_.connections) return false;
+  const bool loads_alone = busy >= options_.connections - options_.connections / kForLoads;
   for (std::deque<S3Request>& queue : queues_) {
+    if (loads_alone && &queue != &queues_[static_cast<size_t>(S3Request::Rank::kLoad)]) break;
     while (!queue.empty()) {
       *request = std::move(queue.front());
       queue.pop_front();
@@ -437,14 +440,11 @@ S3Client::Clock::time_point S3Client::Work(Clock::time_point now) {
       breaker_.TryAgain();
     }
   }
-  // What was on connections when it opened has to end first.
-  size_t busy = 0;
-  for (const auto& transfer : curl_->transfers) busy += transfer->busy;
   if (breaker_.state() == CircuitBreaker::State::kHalfOpen && !trying_) Try();
   if (breaker_.closed()) {
-    S3Request request;
-    for (; busy < static_cast<size_t>(options_.connections) && Next(&request); ++busy)
-      Start(std::move(request));
+    auto busy = static_cast<int>(std::count_if(curl_->transfers.begin(), curl_->transfers.end(),
+                                               [](const auto& t) { return t->busy; }));
+    for (S3Request request; Next(busy, &request); ++busy) Start(std::move(request));
   }
   int running = 0;
   curl_multi_perform(curl_->multi, &running);

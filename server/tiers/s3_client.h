@@ -83,6 +83,8 @@ class S3Client {
     std::chrono::milliseconds retry_pause{50};                         // Twice as long each time.
   };
   static constexpr int kMostAttempts = 4;
+  // One connection of so many is for loads alone: what is stored may take long.
+  static constexpr int kForLoads = 4;
   // A patient request has so many times io_timeout.
   static constexpr int kPatience = 12;
 
@@ -112,7 +114,8 @@ class S3Client {
   struct Transfer;
 
   S3Client(const Options& options, std::unique_ptr<AwsCredentialSource> credentials);
-  bool Next(S3Request* request);
+  // The next one that may go while so many connections are busy.
+  bool Next(int busy, S3Request* request);
   void FailQueue();
   void Start(S3Request request);
   void Try();

@@ -48,6 +48,8 @@ class S3Tier final : public Tier {
   static constexpr size_t kMostWaiting = 16384;
   // Keys that are to be asked about.
   static constexpr size_t kMostAsked = 65536;
+  // Objects that are no values, and are to be deleted.
+  static constexpr size_t kMostDeletions = 1024;
   static constexpr uint64_t kMostValueBytes = UINT32_MAX;
 
   // INVALID_ARGUMENT, with the flag's name in front: a file that can't be read, no credentials, or the store's refusal: wrong keys, no bucket, another clock. A
@@ -125,7 +127,7 @@ class S3Tier final : public Tier {
   void Upload(const TaskRef& task);
   void Answer(const TaskRef& task, TierResult result) ABSL_LOCKS_EXCLUDED(mu_, known_mu_);
   void AskAbout(const TierKey& key) ABSL_LOCKS_EXCLUDED(known_mu_);
-  // Nobody waits for it.
+  // Nobody waits for it. What stays is found again by the next load.
   void Delete(const TaskRef& task);
   void Advance(const ErasingRef& erasing) ABSL_LOCKS_EXCLUDED(mu_, known_mu_);
   void End(const ErasingRef& erasing) ABSL_LOCKS_EXCLUDED(mu_);
@@ -158,6 +160,7 @@ class S3Tier final : public Tier {
   std::multimap<Deadline, TaskRef> deadlines_;
   absl::flat_hash_set<TaskRef> under_way_;
   std::deque<std::shared_ptr<S3Upload>> sums_;  // Values that are to be summed, the first one first.
+  size_t deletions_ = 0;                        // Those that are not answered.
   std::chrono::steady_clock::time_point warn_again_;
   std::thread thread_;
 };

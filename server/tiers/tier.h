@@ -87,7 +87,7 @@ class Tier {
  public:
   // What is under way is answered first.
   virtual ~Tier() = default;
-  // A label of metrics: "file", "resp".
+  // A label of metrics: "file", "resp", "s3".
   virtual std::string_view name() const = 0;
   // It takes no value of more bytes.
   virtual uint64_t most_value_bytes() const = 0;

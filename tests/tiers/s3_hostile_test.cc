@@ -376,6 +376,29 @@ TEST(S3ConnectionTest, TheyAreKeptAndBounded) {
   EXPECT_LE(store.connections(), 3);
 }
 
+TEST(S3ConnectionTest, LoadsHaveSomeForThemselves) {
+  std::atomic<int> heads{0};
+  FakeStore store([&](const Asked& asked) {
+    if (asked.Is("GET", "list-type")) return PageOf({});
+    if (!asked.Is("HEAD")) return ErrorOf(404, "NoSuchKey");
+    ++heads;
+    return std::string();
+  });
+  S3Tier::Options options = store.options();
+  options.client.connections = 8;
+  const auto tier = OpenS3(options);
+  std::vector<TierStore> stores;
+  for (uint32_t i = 0; i < 20; ++i) stores.push_back({KeyOf(i), ValueOf(i)});
+  std::atomic<int> stored{0}, loaded{0};
+  tier->Store(std::move(stores), [&](size_t, TierResult) { ++stored; });
+  EXPECT_TRUE(Eventually([&] { return heads == 6; }));
+  tier->Load({{KeyOf(100), BufferStock(0).Take(kValueBytes)}}, Tier::Deadline::max(),
+             [&](size_t, TierResult result) { loaded += result == TierResult::kMiss; });
+  EXPECT_TRUE(Eventually([&] { return loaded == 1; }));
+  EXPECT_EQ(stored, 0);
+  EXPECT_EQ(heads, 6);
+}
+
 TEST(S3ConnectionTest, OneThatWasClosedMeanwhileIsMadeAnew) {
   std::atomic<int> asked_of{0};
   FakeStore store([&](const Asked& asked) -> std::optional<std::string> {
