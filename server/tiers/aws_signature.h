@@ -24,7 +24,7 @@ using NamedValues = std::vector<std::pair<std::string, std::string>>;
 struct AwsRequest {
   std::string method;
   std::string path;   // Begins with "/".
-  NamedValues query;  // In any order.
+  NamedValues query;  // The order is no matter.
   // Names in lower case, no two alike; "host" and "x-amz-date" are among them.
   NamedValues headers;
   std::string payload_sha256;  // Hex, or kUnsignedPayload.

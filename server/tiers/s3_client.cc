@@ -16,27 +16,13 @@
 #include "proto/support/check.h"
 #include "server/base/log.h"
 #include "server/base/random_bytes.h"
+#include "server/tiers/s3_transfer.h"
 #include "server/tiers/s3_xml.h"
 
 namespace kvpool {
 namespace {
 
-// A listing of 1,000 names of 1,024 bytes, each with some 300 around it. Errors are short.
-constexpr size_t kMostBodyBytes = 4 << 20, kMostErrorBytes = 64 << 10;
-constexpr size_t kMostHeadersBytes = 64 << 10;
-// What libcurl reads and writes at a time: with its 16 and 64 KiB a value of megabytes is many turns.
-constexpr long kBufferBytes = 512 << 10;
-constexpr size_t kMostWordBytes = 64, kMostEtagBytes = 256;
 constexpr auto kLongestWait = std::chrono::seconds(60);
-
-// A word that a store says may be logged if it is one.
-std::string Word(std::string_view text) {
-  const bool plain = !text.empty() && text.size() <= kMostWordBytes &&
-                     std::all_of(text.begin(), text.end(), [](unsigned char c) {
-                       return absl::ascii_isalnum(c) || c == '-' || c == '.' || c == '_';
-                     });
-  return plain ? std::string(text) : "";
-}
 
 bool MayPass(int status) {
   return status == 429 || status == 500 || status == 502 || status == 503 || status == 504;
@@ -49,42 +35,7 @@ bool RefusesKeys(std::string_view code) {
   return std::find(std::begin(kCodes), std::end(kCodes), code) != std::end(kCodes);
 }
 
-template <typename Value>
-void Set(CURL* easy, CURLoption option, Value value) {
-  const CURLcode code = curl_easy_setopt(easy, option, value);
-  KVPOOL_CHECK(code == CURLE_OK, "libcurl does not take option %d: %s", static_cast<int>(option),
-               curl_easy_strerror(code));
-}
-
 }  // namespace
-
-// A connection's worth of libcurl, and the request that is on it.
-struct S3Client::Transfer {
-  ~Transfer() {
-    curl_slist_free_all(headers);
-    curl_easy_cleanup(easy);
-  }
-  bool over() const { return request.over != nullptr && *request.over; }
-  void AddHeader(const std::string& line) { headers = curl_slist_append(headers, line.c_str()); }
-  void SetOptions(const Options& options);
-
-  static size_t OnHeader(char* data, size_t size, size_t count, void* self);
-  static size_t OnBody(char* data, size_t size, size_t count, void* self);
-  static size_t OnSend(char* data, size_t size, size_t count, void* self);
-  static int OnSeek(void* self, curl_off_t offset, int origin);
-  static int OnConnected(void* self, char*, char*, int, int);
-
-  CURL* const easy = curl_easy_init();
-  curl_slist* headers = nullptr;
-  S3Request request;
-  S3Response response;
-  bool busy = false;
-  bool connected = false;  // What is before that has a timeout of libcurl's.
-  bool cut = false;        // No more is wanted.
-  uint64_t sent = 0;
-  size_t headers_bytes = 0;
-  Clock::time_point progress;
-};
 
 struct S3Client::Curl {
   ~Curl() {
@@ -95,122 +46,8 @@ struct S3Client::Curl {
     curl_multi_cleanup(multi);
   }
   CURLM* const multi = curl_multi_init();
-  std::vector<std::unique_ptr<Transfer>> transfers;
+  std::vector<std::unique_ptr<S3Transfer>> transfers;
 };
-
-// ------------------------------------------------------------------------------------ what libcurl calls
-
-size_t S3Client::Transfer::OnHeader(char* data, size_t size, size_t count, void* self) {
-  auto& transfer = *static_cast<Transfer*>(self);
-  transfer.progress = Clock::now();
-  const size_t bytes = size * count;
-  transfer.headers_bytes += bytes;
-  if (transfer.headers_bytes > kMostHeadersBytes) return 0;
-  std::string_view line(data, bytes);
-  // Of 100 Continue there were some already.
-  if (line.starts_with("HTTP/")) transfer.response = {};
-  const size_t colon = line.find(':');
-  if (colon == std::string_view::npos) return bytes;
-  const std::string name = absl::AsciiStrToLower({data, colon});
-  const std::string value(absl::StripAsciiWhitespace({data + colon + 1, bytes - colon - 1}));
-  S3Response& response = transfer.response;
-  if (name == "etag" && value.size() <= kMostEtagBytes) response.etag = value;
-  if (name == "x-amz-bucket-region") response.region = Word(value);
-  if (name == "x-amz-delete-marker") response.delete_marker = value == "true";
-  if (name == "date") response.date = curl_getdate(value.c_str(), nullptr);
-  return bytes;
-}
-
-size_t S3Client::Transfer::OnBody(char* data, size_t size, size_t count, void* self) {
-  auto& transfer = *static_cast<Transfer*>(self);
-  transfer.progress = Clock::now();
-  const size_t bytes = size * count;
-  const auto stop = [&transfer] {
-    transfer.cut = true;
-    return CURL_WRITEFUNC_ERROR;
-  };
-  if (transfer.over()) return stop();
-  S3Response& response = transfer.response;
-  long status = 0;
-  curl_off_t length = -1;
-  curl_easy_getinfo(transfer.easy, CURLINFO_RESPONSE_CODE, &status);
-  curl_easy_getinfo(transfer.easy, CURLINFO_CONTENT_LENGTH_DOWNLOAD_T, &length);
-  response.status = static_cast<int>(status);
-  response.content_length = length;
-  if (status == 200 && transfer.request.receive != nullptr) {
-    return transfer.request.receive(response, {data, bytes}) ? bytes : stop();
-  }
-  if (response.body.size() + bytes > (status == 200 ? kMostBodyBytes : kMostErrorBytes))
-    return CURL_WRITEFUNC_ERROR;
-  response.body.append(data, bytes);
-  return bytes;
-}
-
-size_t S3Client::Transfer::OnSend(char* data, size_t size, size_t count, void* self) {
-  auto& transfer = *static_cast<Transfer*>(self);
-  transfer.progress = Clock::now();
-  const S3Request& request = transfer.request;
-  if (transfer.over()) {
-    transfer.cut = true;
-    return CURL_READFUNC_ABORT;
-  }
-  std::string_view rest = request.text;
-  if (transfer.sent < rest.size()) {
-    rest.remove_prefix(transfer.sent);
-  } else {
-    const uint64_t at = transfer.sent - request.text.size();
-    rest = at < request.bytes
-               ? std::string_view(request.value->data() + request.begin + at, request.bytes - at)
-               : std::string_view();
-  }
-  rest = rest.substr(0, size * count);
-  std::memcpy(data, rest.data(), rest.size());
-  transfer.sent += rest.size();
-  return rest.size();
-}
-
-int S3Client::Transfer::OnSeek(void* self, curl_off_t offset, int origin) {
-  // A connection that was kept had been closed meanwhile: all is sent again, on another.
-  if (origin != SEEK_SET || offset < 0) return CURL_SEEKFUNC_CANTSEEK;
-  static_cast<Transfer*>(self)->sent = static_cast<uint64_t>(offset);
-  return CURL_SEEKFUNC_OK;
-}
-
-int S3Client::Transfer::OnConnected(void* self, char*, char*, int, int) {
-  auto& transfer = *static_cast<Transfer*>(self);
-  transfer.connected = true;
-  transfer.progress = Clock::now();
-  return CURL_PREREQFUNC_OK;
-}
-
-void S3Client::Transfer::SetOptions(const Options& options) {
-  curl_easy_reset(easy);
-  Set(easy, CURLOPT_PRIVATE, this);
-  Set(easy, CURLOPT_PROTOCOLS_STR, options.endpoint.tls ? "https" : "http");
-  Set(easy, CURLOPT_HTTP_VERSION,
-      CURL_HTTP_VERSION_1_1);  // Many values on one TCP connection share its window.
-  Set(easy, CURLOPT_PATH_AS_IS, 1L);
-  Set(easy, CURLOPT_PROXY, "");  // Keys and values go where it was said, whatever the environment says.
-  Set(easy, CURLOPT_NOSIGNAL, 1L);
-  // A lookup of a name can't be told to stop, and nobody waits for it.
-  Set(easy, CURLOPT_QUICK_EXIT, 1L);
-  Set(easy, CURLOPT_CONNECTTIMEOUT_MS, static_cast<long>(options.connect_timeout.count()));
-  Set(easy, CURLOPT_BUFFERSIZE, kBufferBytes);
-  Set(easy, CURLOPT_UPLOAD_BUFFERSIZE, kBufferBytes);
-  Set(easy, CURLOPT_SSLVERSION, CURL_SSLVERSION_TLSv1_2);
-  if (!options.ca_file.empty()) Set(easy, CURLOPT_CAINFO, options.ca_file.c_str());
-  Set(easy, CURLOPT_USERAGENT, "kvpool");
-  Set(easy, CURLOPT_HEADERFUNCTION, &Transfer::OnHeader);
-  Set(easy, CURLOPT_HEADERDATA, this);
-  Set(easy, CURLOPT_WRITEFUNCTION, &Transfer::OnBody);
-  Set(easy, CURLOPT_WRITEDATA, this);
-  Set(easy, CURLOPT_READFUNCTION, &Transfer::OnSend);
-  Set(easy, CURLOPT_READDATA, this);
-  Set(easy, CURLOPT_SEEKFUNCTION, &Transfer::OnSeek);
-  Set(easy, CURLOPT_SEEKDATA, this);
-  Set(easy, CURLOPT_PREREQFUNCTION, &Transfer::OnConnected);
-  Set(easy, CURLOPT_PREREQDATA, this);
-}
 
 // ------------------------------------------------------------------------------------------- the client
 
@@ -273,12 +110,12 @@ void S3Client::FailQueue() {
 }
 
 void S3Client::Start(S3Request request) {
-  Transfer* transfer = nullptr;
+  S3Transfer* transfer = nullptr;
   for (const auto& known : curl_->transfers) {
     if (!known->busy) transfer = known.get();
   }
   if (transfer == nullptr) {
-    curl_->transfers.push_back(std::make_unique<Transfer>());
+    curl_->transfers.push_back(std::make_unique<S3Transfer>());
     transfer = curl_->transfers.back().get();
     KVPOOL_CHECK(transfer->easy != nullptr, "no memory for libcurl");
   }
@@ -307,20 +144,20 @@ void S3Client::Start(S3Request request) {
   // A store that refuses a value says so before it has all of it, without being asked first.
   transfer->AddHeader("Expect:");
   CURL* const easy = transfer->easy;
-  Set(easy, CURLOPT_HTTPHEADER, transfer->headers);
+  SetCurl(easy, CURLOPT_HTTPHEADER, transfer->headers);
   const std::string query = AwsQuery(request.query);
   const std::string url =
       absl::StrCat(options_.endpoint.tls ? "https://" : "http://", HostOf(options_.endpoint),
                    AwsEncode(signs.path, true), query.empty() ? "" : "?", query);
-  Set(easy, CURLOPT_URL, url.c_str());
+  SetCurl(easy, CURLOPT_URL, url.c_str());
   if (request.method == "HEAD") {
-    Set(easy, CURLOPT_NOBODY, 1L);
+    SetCurl(easy, CURLOPT_NOBODY, 1L);
   } else if (request.method == "PUT" || request.method == "POST") {
-    Set(easy, CURLOPT_UPLOAD, 1L);
-    Set(easy, CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(bytes));
-    Set(easy, CURLOPT_CUSTOMREQUEST, request.method.c_str());
+    SetCurl(easy, CURLOPT_UPLOAD, 1L);
+    SetCurl(easy, CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(bytes));
+    SetCurl(easy, CURLOPT_CUSTOMREQUEST, request.method.c_str());
   } else {
-    Set(easy, CURLOPT_CUSTOMREQUEST, request.method.c_str());
+    SetCurl(easy, CURLOPT_CUSTOMREQUEST, request.method.c_str());
   }
   transfer->request = std::move(request);
   transfer->response = {};
@@ -372,7 +209,7 @@ std::optional<S3Client::Clock::duration> S3Client::Again(const S3Request& reques
   return request.deadline - now > pause ? std::optional(pause) : std::nullopt;
 }
 
-void S3Client::End(Transfer* transfer, std::string_view why) {
+void S3Client::End(S3Transfer* transfer, std::string_view why) {
   answered_ = true;
   CURL* const easy = transfer->easy;
   long status = 0;
@@ -394,7 +231,7 @@ void S3Client::End(Transfer* transfer, std::string_view why) {
   if (status == 0) return;
   response.status = static_cast<int>(status);
   response.content_length = length;
-  if (status >= 300) response.code = Word(XmlText(response.body, "Code"));
+  if (status >= 300) response.code = S3Word(XmlText(response.body, "Code"));
   const auto now = Clock::now();
   if (!over) {
     if (const auto pause = Again(request, response, now)) {
@@ -414,7 +251,7 @@ void S3Client::End(Transfer* transfer, std::string_view why) {
 S3Client::Clock::time_point S3Client::EndStuck(Clock::time_point now) {
   auto due = Clock::time_point::max();
   for (size_t i = 0; i < curl_->transfers.size(); ++i) {
-    Transfer* const transfer = curl_->transfers[i].get();
+    S3Transfer* const transfer = curl_->transfers[i].get();
     if (!transfer->busy || !transfer->connected) continue;
     const auto end = transfer->progress + options_.io_timeout * (transfer->request.patient ? kPatience : 1);
     if (end <= now) {
@@ -451,7 +288,7 @@ S3Client::Clock::time_point S3Client::Work(Clock::time_point now) {
   int left = 0;
   while (const CURLMsg* const message = curl_multi_info_read(curl_->multi, &left)) {
     if (message->msg != CURLMSG_DONE) continue;
-    Transfer* transfer = nullptr;
+    S3Transfer* transfer = nullptr;
     curl_easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, &transfer);
     const CURLcode code = message->data.result;
     End(transfer, code == CURLE_OK ? "" : curl_easy_strerror(code));
@@ -522,7 +359,7 @@ std::string S3Client::Explain(const S3Response& response) const {
   }
   if (code == "AuthorizationHeaderMalformed" || response.status == 301 || response.status == 307) {
     const std::string other = XmlText(response.body, "Region");
-    const std::string region = response.region.empty() ? Word(other) : response.region;
+    const std::string region = response.region.empty() ? S3Word(other) : response.region;
     return absl::StrCat("region=", options_.region, " is not that of ", bucket,
                         region.empty() ? "" : absl::StrCat(", which is ", region), said);
   }

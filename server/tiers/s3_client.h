@@ -55,7 +55,8 @@ struct S3Request {
   std::string text;
   std::shared_ptr<const TierBuffer> value;
   uint64_t begin = 0, bytes = 0;
-  std::string payload_sha256;  // Of a value; empty: it is not signed, which is for TLS.
+  std::string
+      payload_sha256;  // The bytes of a value have this; empty: they are not signed, which is for TLS.
   // Gets the bytes of an answer of status 200, in order. False: no more is wanted, and the answer is done with. Null: they are
   // the answer's body.
   std::function<bool(const S3Response& so_far, std::string_view bytes)> receive;
@@ -67,6 +68,8 @@ struct S3Request {
   int attempts = 0;  // So many were answered already.
   uint64_t credentials = 0;
 };
+
+struct S3Transfer;
 
 // Not thread-safe, but for Wake.
 class S3Client {
@@ -111,7 +114,6 @@ class S3Client {
 
  private:
   struct Curl;
-  struct Transfer;
 
   S3Client(const Options& options, std::unique_ptr<AwsCredentialSource> credentials);
   // The next one that may go while so many connections are busy.
@@ -120,7 +122,7 @@ class S3Client {
   void Start(S3Request request);
   void Try();
   // `why` is a constant phrase of libcurl's; empty: there is an answer.
-  void End(Transfer* transfer, std::string_view why);
+  void End(S3Transfer* transfer, std::string_view why);
   void Failed(std::string_view why);
   // The pause before it is tried again; nothing: it is answered.
   std::optional<Clock::duration> Again(const S3Request& request, const S3Response& response,

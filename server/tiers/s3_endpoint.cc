@@ -11,7 +11,7 @@ namespace kvpool {
 namespace {
 
 constexpr uint16_t kHttpPort = 80, kHttpsPort = 443;
-constexpr size_t kMostHost = 253;
+constexpr size_t kMostHostBytes = 253;
 constexpr size_t kLeastBucket = 3, kMostBucket = 63;
 
 absl::Status Wrong(absl::string_view url, absl::string_view what) {
@@ -20,7 +20,7 @@ absl::Status Wrong(absl::string_view url, absl::string_view what) {
 }
 
 bool GoodHost(absl::string_view host, bool address) {
-  return !host.empty() && host.size() <= kMostHost &&
+  return !host.empty() && host.size() <= kMostHostBytes &&
          std::all_of(host.begin(), host.end(), [address](unsigned char c) {
            return address ? absl::ascii_isxdigit(c) || c == ':' || c == '.'
                           : absl::ascii_isalnum(c) || c == '-' || c == '.' || c == '_';

@@ -74,7 +74,7 @@ class S3Erasure : public std::enable_shared_from_this<S3Erasure> {
   std::function<void()> then_;
   size_t unanswered_ = 0;
   int passes_ = 0, pages_ = 0;
-  size_t found_ = 0;            // In this pass.
+  size_t found_ = 0;            // This pass did.
   bool batch_refused_ = false;  // The store has no DeleteObjects.
   bool parts_stay_ = false, versions_stay_ = false;
   bool over_ = false;

@@ -19,11 +19,11 @@
 namespace kvpool {
 namespace {
 
-constexpr char kMagic[4] = {'K', 'V', 'S', '3'};
+constexpr char kObjectMagic[4] = {'K', 'V', 'S', '3'};
 constexpr uint32_t kVersion = 1;
 
 // A header as it is stored; all numbers are little-endian.
-struct Stored {
+struct StoredHeader {
   char magic[4];
   uint32_t version;
   uint32_t checksum;  // CRC-32C of this with a checksum of 0.
@@ -33,7 +33,7 @@ struct Stored {
   uint8_t owner[16];
   uint8_t reserved[8];  // Zero
 };
-static_assert(sizeof(Stored) == kS3HeaderBytes && std::endian::native == std::endian::little);
+static_assert(sizeof(StoredHeader) == kS3HeaderBytes && std::endian::native == std::endian::little);
 
 std::array<uint8_t, SHA256_DIGEST_LENGTH> DigestOf(const TierKey& key) {
   std::string bytes;
@@ -63,7 +63,7 @@ bool FromHex(absl::string_view text, Bytes* bytes) {
   return true;
 }
 
-uint32_t Checksum(Stored header) {
+uint32_t Checksum(StoredHeader header) {
   header.checksum = 0;
   return Crc32c(&header, sizeof(header));
 }
@@ -100,8 +100,8 @@ std::optional<TierKey> S3KeyOf(const std::string& prefix, std::string_view name)
 }
 
 std::array<char, kS3HeaderBytes> MakeS3Header(const TierKey& key, const S3Header& header) {
-  Stored stored{.version = kVersion, .value_crc = header.value_crc, .value_bytes = header.value_bytes};
-  std::memcpy(stored.magic, kMagic, sizeof(kMagic));
+  StoredHeader stored{.version = kVersion, .value_crc = header.value_crc, .value_bytes = header.value_bytes};
+  std::memcpy(stored.magic, kObjectMagic, sizeof(kObjectMagic));
   std::memcpy(stored.key_digest, DigestOf(key).data(), sizeof(stored.key_digest));
   std::memcpy(stored.owner, key.owner.data(), sizeof(stored.owner));
   stored.checksum = Checksum(stored);
@@ -111,10 +111,10 @@ std::array<char, kS3HeaderBytes> MakeS3Header(const TierKey& key, const S3Header
 }
 
 std::optional<S3Header> ReadS3Header(const TierKey& key, std::string_view bytes) {
-  Stored stored;
+  StoredHeader stored;
   KVPOOL_CHECK(bytes.size() == sizeof(stored), "a header of %zu bytes", bytes.size());
   std::memcpy(&stored, bytes.data(), sizeof(stored));
-  if (std::memcmp(stored.magic, kMagic, sizeof(kMagic)) != 0 || stored.version != kVersion ||
+  if (std::memcmp(stored.magic, kObjectMagic, sizeof(kObjectMagic)) != 0 || stored.version != kVersion ||
       stored.checksum != Checksum(stored) ||
       std::memcmp(stored.key_digest, DigestOf(key).data(), sizeof(stored.key_digest)) != 0 ||
       std::memcmp(stored.owner, key.owner.data(), sizeof(stored.owner)) != 0) {

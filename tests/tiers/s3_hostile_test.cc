@@ -1,15 +1,10 @@
 // A server that answers what a test wants: errors that a real one can't be brought to, and nonsense. Whatever it says, each value is
 // answered, nothing wrong is loaded, and nothing is waited for for ever.
-#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
-#include <poll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <random>
@@ -17,15 +12,12 @@
 #include <thread>
 #include <vector>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "proto/support/mutex.h"
-#include "proto/support/unique_fd.h"
 #include "server/tiers/s3_tier.h"
 #include "server/tiers/s3_value.h"
+#include "tests/tiers/fake_s3_store.h"
 #include "tests/tiers/redis_server.h"
 #include "tests/tiers/s3_server.h"
 #include "tests/tiers/tier_fixture.h"
@@ -37,123 +29,6 @@ using std::chrono::milliseconds;
 using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-// A request as it came.
-struct Asked {
-  std::string line, head, body;  // "GET /kvpool-test?list-type=2 HTTP/1.1", all of the header with it.
-
-  bool Is(absl::string_view method, absl::string_view part = "") const {
-    return absl::StartsWith(line, absl::StrCat(method, " ")) && absl::StrContains(line, part);
-  }
-  std::string Header(absl::string_view name) const {
-    const size_t at = head.find(absl::StrCat("\r\n", name, ": "));
-    if (at == std::string::npos) return "";
-    const size_t begin = at + name.size() + 4;
-    return head.substr(begin, head.find("\r\n", begin) - begin);
-  }
-};
-
-std::string Answer(int status, const std::string& body = "", const std::string& headers = "") {
-  return absl::StrCat("HTTP/1.1 ", status, " X\r\nContent-Length: ", body.size(), "\r\n", headers, "\r\n",
-                      body);
-}
-std::string ErrorOf(int status, const std::string& code, const std::string& headers = "") {
-  return Answer(status, absl::StrCat("<Error><Code>", code, "</Code></Error>"), headers);
-}
-std::string PageOf(const std::vector<std::string>& names) {
-  std::string body = "<ListBucketResult><IsTruncated>false</IsTruncated>";
-  for (const std::string& name : names)
-    absl::StrAppend(&body, "<Contents><Key>", name, "</Key><Size>100</Size></Contents>");
-  return Answer(200, body + "</ListBucketResult>");
-}
-
-// Answers each request with what `say` makes of it, or hangs up.
-class FakeStore {
- public:
-  using Say = std::function<std::optional<std::string>(const Asked& asked)>;
-  explicit FakeStore(Say say) : say_(std::move(say)) {
-    listener_.Reset(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof(address);
-    if (bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
-        listen(listener_.get(), 64) != 0 ||
-        getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) {
-      std::abort();
-    }
-    port_ = ntohs(address.sin_port);
-    thread_ = std::thread([this] { Run(); });
-  }
-  ~FakeStore() {
-    stop_ = true;
-    thread_.join();
-  }
-  int said() const { return said_; }
-  int connections() const { return connections_; }
-  size_t most_at_once() const { return most_at_once_; }
-  S3Tier::Options options() const {
-    setenv("AWS_ACCESS_KEY_ID", kTestAccessKey, 1);
-    setenv("AWS_SECRET_ACCESS_KEY", kTestSecretKey, 1);
-    S3Tier::Options options;
-    options.client = {.endpoint = {.tls = false, .host = "127.0.0.1", .port = port_, .bucket = kTestBucket},
-                      .connect_timeout = kTestLimit,
-                      .io_timeout = kTestLimit,
-                      .first_pause = milliseconds(1),
-                      .longest_pause = milliseconds(1),
-                      .retry_pause = milliseconds(1)};
-    return options;
-  }
-
- private:
-  struct Client {
-    UniqueFd fd;
-    std::string input;
-  };
-  void Run() {
-    std::vector<Client> clients;
-    while (!stop_) {
-      std::vector<pollfd> fds = {{listener_.get(), POLLIN, 0}};
-      for (const Client& client : clients) fds.push_back({client.fd.get(), POLLIN, 0});
-      poll(fds.data(), fds.size(), 5);
-      for (size_t i = clients.size(); i-- > 0;) {
-        if (fds[i + 1].revents != 0 && !Serve(&clients[i]))
-          clients.erase(clients.begin() + static_cast<ptrdiff_t>(i));
-      }
-      if (fds[0].revents != 0) {
-        clients.push_back({UniqueFd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)), ""});
-        ++connections_;
-      }
-      most_at_once_ = std::max(most_at_once_.load(), clients.size());
-    }
-  }
-  bool Serve(Client* client) {
-    char bytes[65536];
-    const ssize_t got = recv(client->fd.get(), bytes, sizeof(bytes), 0);
-    if (got <= 0) return false;
-    client->input.append(bytes, static_cast<size_t>(got));
-    const size_t end = client->input.find("\r\n\r\n");
-    if (end == std::string::npos) return true;
-    Asked asked{.line = client->input.substr(0, client->input.find("\r\n")),
-                .head = client->input.substr(0, end + 2)};
-    size_t length = 0;
-    if (!absl::SimpleAtoi(asked.Header("Content-Length"), &length)) length = 0;
-    if (client->input.size() < end + 4 + length) return true;
-    asked.body = client->input.substr(end + 4, length);
-    client->input.erase(0, end + 4 + length);
-    const std::optional<std::string> answer = say_(asked);
-    ++said_;
-    return answer.has_value() && send(client->fd.get(), answer->data(), answer->size(), MSG_NOSIGNAL) >= 0;
-  }
-
-  const Say say_;
-  UniqueFd listener_;
-  uint16_t port_ = 0;
-  std::atomic<bool> stop_{false};
-  std::atomic<int> said_{0}, connections_{0};
-  std::atomic<size_t> most_at_once_{0};
-  std::thread thread_;
-};
 
 // ---- Nonsense
 
@@ -212,7 +87,8 @@ std::string Garbage(std::mt19937* random) {
 TEST(S3HostileTest, GarbageIsNeverAValue) {
   std::mt19937 random(11);
   bool open = false;
-  FakeStore store([&](const Asked&) { return std::exchange(open, true) ? Garbage(&random) : PageOf({}); });
+  FakeS3Store store(
+      [&](const S3Asked&) { return std::exchange(open, true) ? Garbage(&random) : PageOf({}); });
   S3Tier::Options options = store.options();
   options.client.io_timeout = milliseconds(50);
   const auto tier = OpenS3(options);
@@ -234,7 +110,7 @@ TEST(S3HostileTest, GarbageIsNeverAValue) {
 
 TEST(S3HostileTest, AStartIsRefusedOrNotWhateverComes) {
   std::mt19937 random(12);
-  FakeStore store([&](const Asked&) { return Garbage(&random); });
+  FakeS3Store store([&](const S3Asked&) { return Garbage(&random); });
   S3Tier::Options options = store.options();
   options.client.io_timeout = milliseconds(20);
   for (int i = 0; i < 100; ++i) S3Tier::Open(options).IgnoreError();
@@ -242,7 +118,7 @@ TEST(S3HostileTest, AStartIsRefusedOrNotWhateverComes) {
 }
 
 TEST(S3HostileTest, HeadersWithoutEndAreNotKept) {
-  FakeStore store([](const Asked& asked) {
+  FakeS3Store store([](const S3Asked& asked) {
     if (asked.Is("GET", "list-type")) return PageOf({});
     std::string text = "HTTP/1.1 200 X\r\n";
     while (text.size() < 200000) text += "x-more: of this\r\n";
@@ -253,7 +129,7 @@ TEST(S3HostileTest, HeadersWithoutEndAreNotKept) {
 }
 
 TEST(S3HostileTest, OneThatSaysNothingIsLeftAlone) {
-  FakeStore store([](const Asked& asked) { return asked.Is("GET", "list-type") ? PageOf({}) : ""; });
+  FakeS3Store store([](const S3Asked& asked) { return asked.Is("GET", "list-type") ? PageOf({}) : ""; });
   S3Tier::Options options = store.options();
   options.client.io_timeout = milliseconds(50);
   options.client.first_pause = options.client.longest_pause = kTestLimit;
@@ -266,7 +142,7 @@ TEST(S3HostileTest, OneThatSaysNothingIsLeftAlone) {
 }
 
 TEST(S3HostileTest, A404OfNoStoreIsNoMiss) {
-  FakeStore store([](const Asked& asked) {
+  FakeS3Store store([](const S3Asked& asked) {
     return asked.Is("GET", "list-type") ? PageOf({}) : Answer(404, "<html>Not Found</html>");
   });
   const auto tier = OpenS3(store.options());
@@ -275,7 +151,7 @@ TEST(S3HostileTest, A404OfNoStoreIsNoMiss) {
 
 TEST(S3HostileTest, AListingWithoutEndEnds) {
   std::atomic<int> pages{0};
-  FakeStore store([&](const Asked& asked) {
+  FakeS3Store store([&](const S3Asked& asked) {
     if (asked.Is("GET", "uploads")) return ErrorOf(501, "NotImplemented");
     if (asked.Is("POST", "delete")) return Answer(200, "<DeleteResult></DeleteResult>");
     if (!asked.Is("GET", "1%2F0101")) return PageOf({});
@@ -300,7 +176,7 @@ TEST(S3HostileTest, AListingWithoutEndEnds) {
 
 TEST(S3BusyTest, WhoIsToldToBeSlowerTriesAgain) {
   std::atomic<int> gets{0}, puts{0};
-  FakeStore store([&](const Asked& asked) {
+  FakeS3Store store([&](const S3Asked& asked) {
     if (asked.Is("GET", "list-type")) return PageOf({});
     if (asked.Is("HEAD")) return std::string("HTTP/1.1 404 X\r\n\r\n");
     if (asked.Is("PUT")) return ++puts < 3 ? ErrorOf(503, "SlowDown") : Answer(200);
@@ -316,7 +192,7 @@ TEST(S3BusyTest, WhoIsToldToBeSlowerTriesAgain) {
 
 TEST(S3BusyTest, NobodyTriesAgainBeyondItsDeadline) {
   std::atomic<int> gets{0};
-  FakeStore store([&](const Asked& asked) {
+  FakeS3Store store([&](const S3Asked& asked) {
     if (asked.Is("GET", "list-type")) return PageOf({});
     ++gets;
     return ErrorOf(503, "SlowDown");
@@ -333,7 +209,7 @@ TEST(S3BusyTest, NobodyTriesAgainBeyondItsDeadline) {
 
 TEST(S3BusyTest, OneThatStaysBusyIsLeftAlone) {
   std::atomic<bool> busy{true};
-  FakeStore store([&](const Asked& asked) {
+  FakeS3Store store([&](const S3Asked& asked) {
     if (asked.Is("GET", "list-type")) return PageOf({});
     if (busy) return ErrorOf(503, "SlowDown");
     return asked.Is("HEAD") ? std::string("HTTP/1.1 200 X\r\n\r\n") : ErrorOf(404, "NoSuchKey");
@@ -349,7 +225,7 @@ TEST(S3BusyTest, OneThatStaysBusyIsLeftAlone) {
 }
 
 TEST(S3BusyTest, AStoreWithoutRoomIsFull) {
-  FakeStore store([](const Asked& asked) {
+  FakeS3Store store([](const S3Asked& asked) {
     if (asked.Is("GET", "list-type")) return PageOf({});
     if (asked.Is("HEAD")) return std::string("HTTP/1.1 404 X\r\n\r\n");
     return ErrorOf(403, "QuotaExceeded");
@@ -362,7 +238,7 @@ TEST(S3BusyTest, AStoreWithoutRoomIsFull) {
 // ---- Connections
 
 TEST(S3ConnectionTest, TheyAreKeptAndBounded) {
-  FakeStore store([](const Asked& asked) {
+  FakeS3Store store([](const S3Asked& asked) {
     return asked.Is("GET", "list-type") ? PageOf({}) : ErrorOf(404, "NoSuchKey");
   });
   S3Tier::Options options = store.options();
@@ -378,7 +254,7 @@ TEST(S3ConnectionTest, TheyAreKeptAndBounded) {
 
 TEST(S3ConnectionTest, LoadsHaveSomeForThemselves) {
   std::atomic<int> heads{0};
-  FakeStore store([&](const Asked& asked) {
+  FakeS3Store store([&](const S3Asked& asked) {
     if (asked.Is("GET", "list-type")) return PageOf({});
     if (!asked.Is("HEAD")) return ErrorOf(404, "NoSuchKey");
     ++heads;
@@ -401,7 +277,7 @@ TEST(S3ConnectionTest, LoadsHaveSomeForThemselves) {
 
 TEST(S3ConnectionTest, OneThatWasClosedMeanwhileIsMadeAnew) {
   std::atomic<int> asked_of{0};
-  FakeStore store([&](const Asked& asked) -> std::optional<std::string> {
+  FakeS3Store store([&](const S3Asked& asked) -> std::optional<std::string> {
     if (asked.Is("GET", "list-type")) return PageOf({});
     if (asked.Is("HEAD")) return "HTTP/1.1 404 X\r\n\r\n";
     // Of each connection one request is answered: the next one on it meets a closed door.
@@ -416,13 +292,13 @@ TEST(S3ConnectionTest, OneThatWasClosedMeanwhileIsMadeAnew) {
 
 // ---- Who may, and when
 
-std::string Refusal(const FakeStore& store) {
+std::string Refusal(const FakeS3Store& store) {
   const auto tier = S3Tier::Open(store.options());
   return tier.ok() ? "" : std::string(tier.status().message());
 }
 
 TEST(S3RefusalTest, OtherClocksAreNamed) {
-  FakeStore store([](const Asked&) {
+  FakeS3Store store([](const S3Asked&) {
     return ErrorOf(403, "RequestTimeTooSkewed", "Date: Fri, 24 May 2013 00:00:00 GMT\r\n");
   });
   EXPECT_THAT(Refusal(store), HasSubstr("the clocks differ by more than it takes: here it is 20"));
@@ -430,35 +306,36 @@ TEST(S3RefusalTest, OtherClocksAreNamed) {
 }
 
 TEST(S3RefusalTest, OtherRegionsAreNamed) {
-  FakeStore moved(
-      [](const Asked&) { return ErrorOf(301, "PermanentRedirect", "x-amz-bucket-region: eu-north-1\r\n"); });
+  FakeS3Store moved([](const S3Asked&) {
+    return ErrorOf(301, "PermanentRedirect", "x-amz-bucket-region: eu-north-1\r\n");
+  });
   EXPECT_THAT(Refusal(moved),
               HasSubstr("region=us-east-1 is not that of bucket \"kvpool-test\", which is eu-north-1"));
-  FakeStore malformed([](const Asked&) {
+  FakeS3Store malformed([](const S3Asked&) {
     return Answer(400, "<Error><Code>AuthorizationHeaderMalformed</Code><Region>eu-west-1</Region></Error>");
   });
   EXPECT_THAT(Refusal(malformed), HasSubstr("which is eu-west-1"));
 }
 
 TEST(S3RefusalTest, MissingRightsAndOldTokensAreNamed) {
-  FakeStore denied([](const Asked&) { return ErrorOf(403, "AccessDenied"); });
+  FakeS3Store denied([](const S3Asked&) { return ErrorOf(403, "AccessDenied"); });
   EXPECT_THAT(Refusal(denied),
               HasSubstr("may not do this in bucket \"kvpool-test\": they need s3:ListBucket"));
-  FakeStore old([](const Asked&) { return ErrorOf(400, "ExpiredToken"); });
+  FakeS3Store old([](const S3Asked&) { return ErrorOf(400, "ExpiredToken"); });
   EXPECT_THAT(Refusal(old), HasSubstr("the session token is not good any more"));
-  FakeStore word([](const Asked&) { return ErrorOf(418, "no\nword"); });
+  FakeS3Store word([](const S3Asked&) { return ErrorOf(418, "no\nword"); });
   EXPECT_THAT(Refusal(word), testing::EndsWith("it says no (HTTP status 418)"));
 }
 
 TEST(S3RefusalTest, AStoreThatIsNotWellKeepsNobodyFromStarting) {
-  FakeStore store([](const Asked&) { return ErrorOf(503, "ServiceUnavailable"); });
+  FakeS3Store store([](const S3Asked&) { return ErrorOf(503, "ServiceUnavailable"); });
   EXPECT_EQ(Refusal(store), "");
 }
 
 TEST(S3SignedTest, TokensAndBytesAreSigned) {
   Mutex mu;
-  std::vector<Asked> puts;
-  FakeStore store([&](const Asked& asked) {
+  std::vector<S3Asked> puts;
+  FakeS3Store store([&](const S3Asked& asked) {
     if (asked.Is("GET", "list-type")) return PageOf({});
     if (asked.Is("HEAD")) return std::string("HTTP/1.1 404 X\r\n\r\n");
     MutexLock lock(&mu);
@@ -484,7 +361,7 @@ TEST(S3SignedTest, TokensAndBytesAreSigned) {
 // A store that has parts, and says `to_complete` once it has all.
 class PartsTest : public testing::Test {
  protected:
-  std::optional<std::string> Say(const Asked& asked) {
+  std::optional<std::string> Say(const S3Asked& asked) {
     if (asked.Is("GET", "list-type")) return PageOf({});
     if (asked.Is("HEAD")) return "HTTP/1.1 404 X\r\n\r\n";
     if (asked.Is("DELETE", "uploadId=u%3D1")) {
@@ -518,7 +395,7 @@ class PartsTest : public testing::Test {
       Answer(200, "<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>");
   std::atomic<int> parts_{0}, aborted_{0}, wrong_{0};
   std::string completed_;
-  FakeStore store_{[this](const Asked& asked) { return Say(asked); }};
+  FakeS3Store store_{[this](const S3Asked& asked) { return Say(asked); }};
 };
 
 TEST_F(PartsTest, AllOfThemMakeAValue) {
@@ -547,7 +424,7 @@ TEST_F(PartsTest, AnErrorMayComeWithStatus200) {
 class EraseTest : public testing::Test {
  protected:
   std::string Name(uint32_t number) const { return S3ObjectName("kvpool", KeyOf(number)); }
-  std::optional<std::string> Say(const Asked& asked) {
+  std::optional<std::string> Say(const S3Asked& asked) {
     MutexLock lock(&mu_);
     if (asked.Is("GET", "uploads")) return to_uploads_;
     if (asked.Is("GET", "list-type")) return PageOf(names_);
@@ -583,7 +460,7 @@ class EraseTest : public testing::Test {
   std::string to_batch_, kept_;
   bool markers_ = false;
   std::atomic<int> batches_{0}, singles_{0};
-  FakeStore store_{[this](const Asked& asked) { return Say(asked); }};
+  FakeS3Store store_{[this](const S3Asked& asked) { return Say(asked); }};
   std::unique_ptr<S3Tier> tier_;
 };
 
