@@ -325,6 +325,11 @@ absl::Status S3Client::Probe(const std::string& prefix, std::chrono::millisecond
       status = absl::UnavailableError(last_failure_);
     } else if (MayPass(response->status)) {
       status = absl::UnavailableError(Explain(*response));
+    } else if (response->status == 200 ? XmlElements(response->body, "ListBucketResult").empty()
+                                       : response->code.empty() && response->status != 301) {
+      // What stands in front of a store may say such a thing while the store is away.
+      status = absl::UnavailableError(
+          absl::StrCat("what answers is no S3 store (HTTP status ", response->status, ")"));
     } else if (response->status != 200) {
       status = absl::FailedPreconditionError(Explain(*response));
     }

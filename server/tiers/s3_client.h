@@ -107,7 +107,7 @@ class S3Client {
   // Thread-safe.
   void Wake();
   // Asks for the bucket, for so long at most. FAILED_PRECONDITION: the store says no, and why it does. UNAVAILABLE: it does not
-  // answer, or is not able to. REQUIRES: nothing is under way.
+  // answer, is not able to, or what answers is something else. REQUIRES: nothing is under way.
   absl::Status Probe(const std::string& prefix, std::chrono::milliseconds most);
   // What such an answer means, in words for operators. Nothing that the store says is in it but a code and a region.
   std::string Explain(const S3Response& response) const;

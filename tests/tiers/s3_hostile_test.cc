@@ -253,7 +253,7 @@ TEST(S3ConnectionTest, TheyAreKeptAndBounded) {
 }
 
 TEST(S3ConnectionTest, LoadsHaveSomeForThemselves) {
-  std::atomic<int> heads{0};
+  std::atomic<int> heads{0}, stored{0}, loaded{0};
   FakeS3Store store([&](const S3Asked& asked) {
     if (asked.Is("GET", "list-type")) return PageOf({});
     if (!asked.Is("HEAD")) return ErrorOf(404, "NoSuchKey");
@@ -265,7 +265,6 @@ TEST(S3ConnectionTest, LoadsHaveSomeForThemselves) {
   const auto tier = OpenS3(options);
   std::vector<TierStore> stores;
   for (uint32_t i = 0; i < 20; ++i) stores.push_back({KeyOf(i), ValueOf(i)});
-  std::atomic<int> stored{0}, loaded{0};
   tier->Store(std::move(stores), [&](size_t, TierResult) { ++stored; });
   EXPECT_TRUE(Eventually([&] { return heads == 6; }));
   tier->Load({{KeyOf(100), BufferStock(0).Take(kValueBytes)}}, Tier::Deadline::max(),
@@ -323,13 +322,17 @@ TEST(S3RefusalTest, MissingRightsAndOldTokensAreNamed) {
               HasSubstr("may not do this in bucket \"kvpool-test\": they need s3:ListBucket"));
   FakeS3Store old([](const S3Asked&) { return ErrorOf(400, "ExpiredToken"); });
   EXPECT_THAT(Refusal(old), HasSubstr("the session token is not good any more"));
-  FakeS3Store word([](const S3Asked&) { return ErrorOf(418, "no\nword"); });
-  EXPECT_THAT(Refusal(word), testing::EndsWith("it says no (HTTP status 418)"));
+  FakeS3Store word([](const S3Asked&) { return ErrorOf(400, "InvalidRequest"); });
+  EXPECT_THAT(Refusal(word), testing::EndsWith("it says no (HTTP status 400, InvalidRequest)"));
 }
 
 TEST(S3RefusalTest, AStoreThatIsNotWellKeepsNobodyFromStarting) {
-  FakeS3Store store([](const S3Asked&) { return ErrorOf(503, "ServiceUnavailable"); });
-  EXPECT_EQ(Refusal(store), "");
+  // The second and the third are what proxies say whose store is away.
+  for (const std::string& answer : {ErrorOf(503, "ServiceUnavailable"), Answer(404, "<html>none</html>"),
+                                    Answer(200, "<html>soon</html>"), ErrorOf(403, "no\nword")}) {
+    FakeS3Store store([&](const S3Asked&) { return answer; });
+    EXPECT_EQ(Refusal(store), "") << answer;
+  }
 }
 
 TEST(S3SignedTest, TokensAndBytesAreSigned) {
