@@ -216,7 +216,7 @@ void RespTier::Run() {
       erasures = erasures_;
       stopping = stopping_;
     }
-    if (stopping) return AnswerAll(std::move(came));
+    if (stopping) return AnswerAll(came);
     for (const TaskRef& task : came) Begin(task);
     for (const ErasureRef& erasure : erasures) Advance(erasure);
     std::vector<TierKey> asks;
@@ -237,7 +237,7 @@ void RespTier::Run() {
   }
 }
 
-void RespTier::AnswerAll(std::vector<TaskRef> came) {
+void RespTier::AnswerAll(const std::vector<TaskRef>& came) {
   for (const TaskRef& task : came) Answer(task, TierResult::kFailed);
   while (!under_way_.empty()) Answer(TaskRef(*under_way_.begin()), TierResult::kFailed);
   std::vector<ErasureRef> erasures;

@@ -115,7 +115,7 @@ class RespTier final : public Tier {
   RespTier(const Options& options, std::shared_ptr<SSL_CTX> tls);
   void Enqueue(std::vector<TaskRef> tasks) ABSL_LOCKS_EXCLUDED(mu_);
   void Run() ABSL_LOCKS_EXCLUDED(mu_);
-  void AnswerAll(std::vector<TaskRef> came);
+  void AnswerAll(const std::vector<TaskRef>& came);
   // The load or store of a task begins.
   void Begin(const TaskRef& task);
   void Answer(const TaskRef& task, TierResult result) ABSL_LOCKS_EXCLUDED(mu_, known_mu_);

@@ -208,7 +208,7 @@ void S3Tier::Run() {
       countings = countings_;
       stopping = stopping_;
     }
-    if (stopping) return AnswerAll(std::move(came));
+    if (stopping) return AnswerAll(came);
     for (const TaskRef& task : came) Begin(task);
     for (const ErasingRef& erasing : erasings) Advance(erasing);
     for (const CountingRef& counting : countings) {
@@ -243,7 +243,7 @@ void S3Tier::SumSome() {
   }
 }
 
-void S3Tier::AnswerAll(std::vector<TaskRef> came) {
+void S3Tier::AnswerAll(const std::vector<TaskRef>& came) {
   for (const TaskRef& task : came) Answer(task, TierResult::kFailed);
   while (!under_way_.empty()) Answer(TaskRef(*under_way_.begin()), TierResult::kFailed);
   std::vector<ErasingRef> erasings;

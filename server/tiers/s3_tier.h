@@ -119,7 +119,7 @@ class S3Tier final : public Tier {
   void Enqueue(std::vector<TaskRef> tasks) ABSL_LOCKS_EXCLUDED(mu_);
   void Run() ABSL_LOCKS_EXCLUDED(mu_);
   void SumSome();
-  void AnswerAll(std::vector<TaskRef> came);
+  void AnswerAll(const std::vector<TaskRef>& came);
   // The load or store of a task begins.
   void Begin(const TaskRef& task);
   void BeginLoad(const TaskRef& task);

@@ -119,6 +119,7 @@ bool S3Server::Launch() {
                                     "-s3.cert.file=" + certificates_.node,
                                     "-s3.key.file=" + certificates_.node_key};
   std::vector<char*> argv;
+  argv.reserve(words.size() + 1);
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
   const std::string program = Program(), log = folder + "/log";
