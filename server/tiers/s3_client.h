@@ -13,7 +13,6 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -24,50 +23,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/tiers/aws_credentials.h"
-#include "server/tiers/aws_signature.h"
-#include "server/tiers/buffers.h"
 #include "server/tiers/circuit_breaker.h"
 #include "server/tiers/s3_endpoint.h"
+#include "server/tiers/s3_request.h"
 
 namespace kvpool {
-
-struct S3Response {
-  int status = 0;
-  std::string code;             // An error's, if it is a word: "NoSuchKey".
-  std::string body;             // What no one received.
-  int64_t content_length = -1;  // -1: it was not said.
-  std::string etag;
-  std::string region;          // Where the bucket is; empty: it was not said.
-  int64_t date = -1;           // Seconds since 1970 by the clock of the store; -1: it was not said.
-  bool delete_marker = false;  // The bucket keeps versions.
-};
-
-struct S3Request {
-  // Who is served first, where not all can be.
-  enum class Rank : uint8_t { kLoad, kAsk, kStore };
-  using Clock = std::chrono::steady_clock;
-
-  Rank rank = Rank::kAsk;
-  std::string method = "GET";
-  std::string object;  // Empty: the bucket.
-  NamedValues query, headers;
-  // What is sent: `text`, then part of a value.
-  std::string text;
-  std::shared_ptr<const TierBuffer> value;
-  uint64_t begin = 0, bytes = 0;
-  std::string
-      payload_sha256;  // The bytes of a value have this; empty: they are not signed, which is for TLS.
-  // Gets the bytes of an answer of status 200, in order. False: no more is wanted, and the answer is done with. Null: they are
-  // the answer's body.
-  std::function<bool(const S3Response& so_far, std::string_view bytes)> receive;
-  Clock::time_point deadline = Clock::time_point::max();  // It is not tried again beyond this.
-  bool patient = false;              // The store may work on it for long before it answers.
-  std::shared_ptr<const bool> over;  // It is true once nobody waits any more; null: never.
-  // Null: there was no answer.
-  std::function<void(const S3Response* response)> done;
-  int attempts = 0;  // So many were answered already.
-  uint64_t credentials = 0;
-};
 
 struct S3Transfer;
 
@@ -75,16 +35,7 @@ struct S3Transfer;
 class S3Client {
  public:
   using Clock = S3Request::Clock;
-  struct Options {
-    S3Endpoint endpoint;
-    std::string region = "us-east-1";
-    std::string ca_file;  // Empty: the system's authorities.
-    int connections = 16;
-    // io_timeout: nothing moved for so long.
-    std::chrono::milliseconds connect_timeout{3000}, io_timeout{10000};
-    std::chrono::milliseconds first_pause{500}, longest_pause{30000};  // The breaker's.
-    std::chrono::milliseconds retry_pause{50};                         // Twice as long each time.
-  };
+  using Options = S3ClientOptions;
   static constexpr int kMostAttempts = 4;
   // One connection of so many is for loads alone: what is stored may take long.
   static constexpr int kForLoads = 4;
@@ -109,7 +60,7 @@ class S3Client {
   // Asks for the bucket, for so long at most. FAILED_PRECONDITION: the store says no, and why it does. UNAVAILABLE: it does not
   // answer, is not able to, or what answers is something else. REQUIRES: nothing is under way.
   absl::Status Probe(const std::string& prefix, std::chrono::milliseconds most);
-  // What such an answer means, in words for operators. Nothing that the store says is in it but a code and a region.
+  // What such an answer means, in words for operators. Nothing that the store says is in it but a code, a region and its clock.
   std::string Explain(const S3Response& response) const;
 
  private:

@@ -27,7 +27,7 @@ std::string S3Word(std::string_view text) {
 
 size_t S3Transfer::OnHeader(char* data, size_t size, size_t count, void* self) {
   auto& transfer = *static_cast<S3Transfer*>(self);
-  transfer.progress = S3Client::Clock::now();
+  transfer.progress = S3Request::Clock::now();
   const size_t bytes = size * count;
   transfer.headers_bytes += bytes;
   if (transfer.headers_bytes > kMostHeadersBytes) return 0;
@@ -48,7 +48,7 @@ size_t S3Transfer::OnHeader(char* data, size_t size, size_t count, void* self) {
 
 size_t S3Transfer::OnBody(char* data, size_t size, size_t count, void* self) {
   auto& transfer = *static_cast<S3Transfer*>(self);
-  transfer.progress = S3Client::Clock::now();
+  transfer.progress = S3Request::Clock::now();
   const size_t bytes = size * count;
   const auto stop = [&transfer] {
     transfer.cut = true;
@@ -73,7 +73,7 @@ size_t S3Transfer::OnBody(char* data, size_t size, size_t count, void* self) {
 
 size_t S3Transfer::OnSend(char* data, size_t size, size_t count, void* self) {
   auto& transfer = *static_cast<S3Transfer*>(self);
-  transfer.progress = S3Client::Clock::now();
+  transfer.progress = S3Request::Clock::now();
   const S3Request& request = transfer.request;
   if (transfer.over()) {
     transfer.cut = true;
@@ -104,11 +104,11 @@ int S3Transfer::OnSeek(void* self, curl_off_t offset, int origin) {
 int S3Transfer::OnConnected(void* self, char*, char*, int, int) {
   auto& transfer = *static_cast<S3Transfer*>(self);
   transfer.connected = true;
-  transfer.progress = S3Client::Clock::now();
+  transfer.progress = S3Request::Clock::now();
   return CURL_PREREQFUNC_OK;
 }
 
-void S3Transfer::SetOptions(const S3Client::Options& options) {
+void S3Transfer::SetOptions(const S3ClientOptions& options) {
   curl_easy_reset(easy);
   SetCurl(easy, CURLOPT_PRIVATE, this);
   SetCurl(easy, CURLOPT_PROTOCOLS_STR, options.endpoint.tls ? "https" : "http");

@@ -10,7 +10,7 @@
 #include <string_view>
 
 #include "proto/support/check.h"
-#include "server/tiers/s3_client.h"
+#include "server/tiers/s3_request.h"
 
 namespace kvpool {
 
@@ -35,7 +35,7 @@ struct S3Transfer {
   bool over() const { return request.over != nullptr && *request.over; }
   void AddHeader(const std::string& line) { headers = curl_slist_append(headers, line.c_str()); }
   // All that does not depend on the request.
-  void SetOptions(const S3Client::Options& options);
+  void SetOptions(const S3ClientOptions& options);
 
   static size_t OnHeader(char* data, size_t size, size_t count, void* self);
   static size_t OnBody(char* data, size_t size, size_t count, void* self);
@@ -52,7 +52,7 @@ struct S3Transfer {
   bool cut = false;        // No more is wanted.
   uint64_t sent = 0;
   size_t headers_bytes = 0;
-  S3Client::Clock::time_point progress;  // When something moved last.
+  S3Request::Clock::time_point progress;  // When something moved last.
 };
 
 }  // namespace kvpool

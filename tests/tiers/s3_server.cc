@@ -83,6 +83,13 @@ S3Endpoint S3Server::tls_endpoint() const {
   return {.tls = true, .host = "127.0.0.1", .port = ports_[kS3Tls], .bucket = kTestBucket};
 }
 
+S3Endpoint S3Server::virtual_endpoint() const {
+  S3Endpoint endpoint = S3Server::endpoint();
+  endpoint.host = "localhost";
+  endpoint.virtual_host = true;
+  return endpoint;
+}
+
 bool S3Server::Launch() {
   const std::string folder = folder_.path();
   const auto port = [this](const char* name, Port which) {
@@ -114,6 +121,7 @@ bool S3Server::Launch() {
                                     "-s3.port.iceberg=0",
                                     "-s3.port.lance=0",
                                     "-s3.iam=false",
+                                    "-s3.domainName=localhost",
                                     "-s3.localSocket=" + folder + "/s3.sock",
                                     "-s3.config=" + folder + "/s3.json",
                                     "-s3.cert.file=" + certificates_.node,
@@ -223,7 +231,8 @@ S3Tier::Options S3Options(const S3Server& server) {
   options.client = {.endpoint = server.endpoint(),
                     .connect_timeout = kTestLimit,
                     .io_timeout = kTestLimit,
-                    .first_pause = std::chrono::milliseconds(10)};
+                    .first_pause = std::chrono::milliseconds(10),
+                    .longest_pause = std::chrono::milliseconds(200)};
   options.credentials.file = server.credentials_file();
   options.prefix = absl::StrCat("test", ++last);
   return options;

@@ -38,6 +38,8 @@ class S3Server {
 
   S3Endpoint endpoint() const;
   S3Endpoint tls_endpoint() const;
+  // The bucket in the host's name: libcurl knows where all names below localhost are.
+  S3Endpoint virtual_endpoint() const;
   const std::string& ca_file() const { return certificates_.ca; }
   const std::string& credentials_file() const { return credentials_; }
   void Kill();
