@@ -1,5 +1,7 @@
 #include "server/tiers/s3_transfer.h"
 
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -108,6 +110,11 @@ int S3Transfer::OnConnected(void* self, char*, char*, int, int) {
   return CURL_PREREQFUNC_OK;
 }
 
+curl_socket_t S3Transfer::OnSocket(void*, curlsocktype, curl_sockaddr* address) {
+  // Programs that the daemon starts get none of them.
+  return socket(address->family, address->socktype | SOCK_CLOEXEC, address->protocol);
+}
+
 void S3Transfer::SetOptions(const S3ClientOptions& options) {
   curl_easy_reset(easy);
   SetCurl(easy, CURLOPT_PRIVATE, this);
@@ -135,6 +142,7 @@ void S3Transfer::SetOptions(const S3ClientOptions& options) {
   SetCurl(easy, CURLOPT_SEEKDATA, this);
   SetCurl(easy, CURLOPT_PREREQFUNCTION, &S3Transfer::OnConnected);
   SetCurl(easy, CURLOPT_PREREQDATA, this);
+  SetCurl(easy, CURLOPT_OPENSOCKETFUNCTION, &S3Transfer::OnSocket);
 }
 
 }  // namespace kvpool

@@ -42,6 +42,7 @@ struct S3Transfer {
   static size_t OnSend(char* data, size_t size, size_t count, void* self);
   static int OnSeek(void* self, curl_off_t offset, int origin);
   static int OnConnected(void* self, char*, char*, int, int);
+  static curl_socket_t OnSocket(void* self, curlsocktype purpose, curl_sockaddr* address);
 
   CURL* const easy = curl_easy_init();
   curl_slist* headers = nullptr;

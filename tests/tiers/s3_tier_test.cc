@@ -354,7 +354,8 @@ std::string Refusal(const S3Tier::Options& options) {
 }
 
 TEST_F(S3TierTest, AStartThatIsRefusedSaysWhy) {
-  const std::string file = testing::TempDir() + "s3_refused";
+  const TierFolder folder(TierFolder::On::kMemory);
+  const std::string file = folder.path() + "/keys";
   options_.credentials.file = file;
   WriteCredentials(file, "AKIDNOBODY", kTestSecretKey);
   EXPECT_THAT(Refusal(options_), HasSubstr("it does not know the access key (HTTP status 403"));
@@ -373,7 +374,8 @@ TEST_F(S3TierTest, AStartThatIsRefusedSaysWhy) {
 }
 
 TEST_F(S3TierTest, KeysThatAreReplacedAreUsed) {
-  const std::string file = testing::TempDir() + "s3_rotated";
+  const TierFolder folder(TierFolder::On::kMemory);
+  const std::string file = folder.path() + "/keys";
   options_.credentials.file = file;
   WriteCredentials(file, kTestAccessKey, kTestSecretKey);
   Begin();
