@@ -1,8 +1,8 @@
 """Real daemons under load, scraped by a real Prometheus. Usage: live_test.py ROOT BIN PROMETHEUS_BIN
 
-One daemon has kvpool-replay against a pool far smaller than its working set, with engines that are killed; another has two engines that
-do next to nothing, and drains; the third, on an imitation of a GPU that makes one slab only, has engines that misbehave. All have a space
-1. Then /metrics is held against promtool's lint and against the names in server/metrics/metrics.cc; every panel of the dashboards must run
+One daemon has kvpool-replay against a pool far smaller than its working set, with engines that are killed; another, with a keeper, has two
+engines that do next to nothing, and drains; the third, on an imitation of a GPU that makes one slab only, has engines that misbehave. All
+have a space 1. Then /metrics is held against promtool's lint and against the names in server/metrics/metrics.cc; every panel of the dashboards must run
 and, unless it is in MAY_BE_EMPTY, return something. Once all is quiet, every query of every panel must show what shown.py expects of it,
 or be named there with the reason why nobody can know; and rates must be those of the counters. Status 77 without prometheus and promtool.
 """
@@ -178,7 +178,7 @@ def run(root, bins, tools, folder, programs):
         (folder / name).mkdir()
     busy = Daemon(programs, bins, folder / "busy", "--capacity=32MiB", "--slab-bytes=8MiB", "--policy=cold_rl",
                   f"--tier=file:{folder / 'tier'},capacity=64MiB", "--tier-buffer=4MiB", f"--event-log={folder / 'events'}")
-    quiet = Daemon(programs, bins, folder / "quiet", "--capacity=16MiB", "--slab-bytes=4MiB")
+    quiet = Daemon(programs, bins, folder / "quiet", "--capacity=16MiB", "--slab-bytes=4MiB", "--keeper=on")
     daemons = [busy, quiet]
     fake_driver = bins.parent / "lib/fake_cuda/libcuda.so.1"
     if fake_driver.exists():  # Builds without CUDA have none.
@@ -209,8 +209,10 @@ def run(root, bins, tools, folder, programs):
     found += settled("panels that agree with what is known", lambda: wrong_panels(panel_queries(root), prometheus.ask, expected_numbers(evidence)))
     found += wrong_rates(panel_queries(root), prometheus.ask)
     hung.send_signal(signal.SIGCONT)
-    text = busy.scrape()
-    return found + lint(tools / "promtool", text) + missing_metrics(root, text)
+    texts = [busy.scrape(), quiet.scrape()]
+    for text in texts:
+        found += lint(tools / "promtool", text)
+    return found + missing_metrics(root, "\n".join(texts))
 
 
 def main(root, bins, tools):

@@ -82,7 +82,8 @@ class Daemon:
         state.unlink(missing_ok=True)
         self.launch()
         until("kvpoold.json", lambda: self.programs.check() and state.exists())
-        self.port = json.loads(state.read_text(encoding="utf-8"))["metrics_port"]
+        said = json.loads(state.read_text(encoding="utf-8"))
+        self.port, self.pid = said["metrics_port"], said["pid"]  # With a keeper, `process` is the keeper.
 
     def launch(self):
         self.process = self.programs.start("kvpoold", self.log, self.bins / "kvpoold", "--device=host", f"--socket={self.socket}",

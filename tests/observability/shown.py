@@ -202,11 +202,14 @@ def say_what_was_done(numbers, daemon, instance, did, own, evicted):
     say("Memory that went to other spaces", 0, instance, log.count(" slab given back "))
     for i in range(2):  # Nothing restarted.
         say("Sessions after a restart", i, instance, 0)
-    for i in range(3):
-        say("Recovered after a restart", i, instance, 0)  # There is no keeper either.
-    say("How the daemon started", 0, {**instance, "start": "no_keeper"}, 1)
+    for i in range(2):
+        say("Recovered after a restart", i, instance, 0)
+    kept = "--keeper=on" in daemon.flags
+    if kept:
+        say("Recovered after a restart", 2, instance, 1)
+    say("How the daemon started", 0, {**instance, "start": "nothing_kept" if kept else "no_keeper"}, 1)
     say("How the daemon started", 1, instance, 0)
-    say("Time of a start", 0, instance, 0)
+    say("Time of a start", 0, instance, 0, within=0.01 if kept else 0)  # It looked for what was kept.
     for i in range(4):
         say("Blocks verified", i, instance, 0)  # Without --verify nothing is.
     say("Log lines dropped", 0, instance, 0)  # The log is a file.
@@ -227,7 +230,7 @@ def say_what_was_done(numbers, daemon, instance, did, own, evicted):
 
 
 def say_what_the_kernel_says(numbers, daemon, instance):
-    say, process = numbers.say, Process(daemon.process.pid)
+    say, process = numbers.say, Process(daemon.pid)
     say("Bookkeeping", 0, instance, process.bytes["RssAnon"], within=16 << 20)
     say("Processors", 1, instance, process.threads, within=4)
     say("Memory of the process", 0, instance, process.bytes["VmRSS"], within=16 << 20)
@@ -248,6 +251,10 @@ OWN = [
     ("Memory that went to other spaces", 2, "kvpool_give_back_missed_total", ["space"], 0),
     ("Memory that went to other spaces", 3, "kvpool_give_back_asked_total", ["space"], 0),
     ("Time of a start", 1, "kvpool_first_answer_seconds", [], 0),
+    ("Loads: time expected and taken", 0, "kvpool_tier_forecast_seconds_total", ["what"], 0),
+    ("Loads: time expected and taken", 1, "kvpool_tier_forecasts_total", [], 0),
+    ("Latency of tiers", 0, "kvpool_tier_latency_seconds", ["tier"], 0),
+    ("Speed of tiers", 0, "kvpool_tier_bytes_per_second", ["tier"], 0),
     ("Memory of features", 0, "kvpool_feature_cache_bytes", ["device"], 0),
     ("Processors", 0, "process_cpu_seconds_total", [], 5),
 ]

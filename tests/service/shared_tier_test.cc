@@ -23,9 +23,8 @@ class Node : public ServiceTest {
       : Node(OpenResp(RespOptions(store.endpoint())), secret, write) {}
   Node(std::unique_ptr<Tier> tier, const std::string& secret, TierWrite write = TierWrite::kSeal) {
     tier_ = tier.get();
-    options_.tier = std::move(tier);
+    options_.tiers = {{std::move(tier), {.when = write}}};
     options_.tier_secret = secret;
-    options_.tier_write = write;
     StartDaemon(2);
     engine_ = OpenEngine(OpenRequest());
     Settle({engine_.get()});
