@@ -41,6 +41,9 @@ class BlockCopier {
   // Page-locks host memory, until the copier goes: it must stay mapped as long. Copies to and from memory that is not
   // page-locked are right, too, but slower, and Submit may wait for them. REQUIRES: no range of a copy lies partly in it.
   virtual absl::Status Register(uint64_t host_address, size_t bytes) = 0;
+  // Memory that the copier of another GPU has registered, which locks it for all: this one makes use of that. REQUIRES: it stays
+  // registered as long as copies of this one are under way.
+  virtual void ShareRegistered(uint64_t host_address, size_t bytes) = 0;
   // The point behind what is queued on `stream` now: a CUstream (or cudaStream_t) of the device's primary context, as a plain
   // pointer. RESOURCE_EXHAUSTED: kMaxCopyTickets are held.
   virtual absl::StatusOr<std::unique_ptr<FenceEvent>> Record(void* stream) = 0;
@@ -50,6 +53,11 @@ class BlockCopier {
   virtual absl::StatusOr<std::unique_ptr<FenceEvent>> Submit(CopyDirection direction,
                                                              absl::Span<const CopyRange> ranges,
                                                              const FenceEvent* after) = 0;
+  // Waits for all that was submitted: for whoever could not wait for a ticket, and gives the memory to others. An error is sticky
+  // (IsSticky, device.h), whatever the driver calls it: nobody knows whether the GPU still writes.
+  virtual absl::Status Drain() = 0;
+  // The node of the machine's memory that is nearest to the GPU; -1: the driver does not say.
+  virtual int numa_node() const = 0;
 };
 
 // Takes an ordinal ("0") or a UUID ("GPU-…"), as OpenCudaDevice (device.h). UNIMPLEMENTED in a binary built without CUDA.

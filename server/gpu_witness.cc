@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <thread>
@@ -23,6 +24,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "cuda/block_copier.h"
 #include "cuda/block_stamper.h"
 #include "proto/support/status_macros.h"
 #include "server/keeper/keeper_frames.h"
@@ -38,8 +40,8 @@ constexpr int kSocket = 3;
 // Of each of the two pieces of memory.
 constexpr size_t kLeastBytes = size_t{32} << 20;
 constexpr size_t kBlockBytes = size_t{64} << 10;
-// So many threads launch, each for a part of its own, every block of which one launch writes so often: work for milliseconds
-// is on its way when the witness is killed.
+// So many threads write, each a part of its own, every block of which one launch, or one call of copies, writes so often: work for
+// milliseconds is on its way when the witness is killed.
 constexpr size_t kRepetitions = 64;
 constexpr size_t kThreads = 8;
 // A witness opens the GPU first, which takes a second where there are many.
@@ -48,6 +50,7 @@ constexpr std::chrono::seconds kPatience{20};
 constexpr std::chrono::milliseconds kWatch{100};
 // So long the witness writes before it is killed.
 constexpr std::chrono::milliseconds kLife{20};
+using Deadline = std::chrono::steady_clock::time_point;
 constexpr uint64_t kWitnessKey = 1, kDaemonKey = 2, kFirstChangingKey = 3;
 
 size_t BytesFor(const Device& gpu) {
@@ -135,32 +138,57 @@ class Witness {
   UniqueFd socket_;
 };
 
+// One of the parts that change, by kernels: of as many as there are stampers.
+void Stamp(BlockStamper* stamper, uint64_t address, size_t bytes, Deadline end) {
+  uint64_t key = kFirstChangingKey;
+  for (absl::Status written; written.ok() && std::chrono::steady_clock::now() < end; ++key) {
+    std::vector<StampedBlock> blocks;
+    for (size_t times = 0; times < kRepetitions; ++times) {
+      const std::vector<StampedBlock> once = BlocksAt(address, bytes, key);
+      blocks.insert(blocks.end(), once.begin(), once.end());
+    }
+    written = stamper->Write(blocks, kBlockBytes);
+  }
+}
+
+// The same by copies from the host's memory, which is how blocks come up from a tier. REQUIRES: `from` has as many bytes.
+void CopyUp(BlockCopier* copier, const std::vector<char>& from, uint64_t address, Deadline end) {
+  std::vector<CopyRange> ranges;
+  for (size_t times = 0; times < kRepetitions; ++times) {
+    ranges.push_back({.device_address = address,
+                      .host_address = reinterpret_cast<uint64_t>(from.data()),
+                      .bytes = from.size()});
+  }
+  while (std::chrono::steady_clock::now() < end) {
+    const auto ticket = copier->Submit(CopyDirection::kToDevice, ranges, /*after=*/nullptr);
+    if (!ticket.ok() || !(*ticket)->Wait().ok()) return;
+  }
+}
+
 absl::Status Bear(const WitnessPart& part) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Device> gpu, OpenCudaDevice(part.device));
   const size_t bytes = BytesFor(*gpu);
-  std::vector<std::unique_ptr<BlockStamper>> stampers(kThreads);
+  const size_t part_bytes = bytes / kThreads;
+  std::vector<std::unique_ptr<BlockStamper>> stampers(kThreads - 1);
   for (auto& stamper : stampers) {
     ASSIGN_OR_RETURN(stamper, OpenCudaStamper(gpu->uuid_bytes()));
   }
+  const std::vector<char> copied(part_bytes, 'c');
+  ASSIGN_OR_RETURN(const std::unique_ptr<BlockCopier> copier, OpenCudaBlockCopier(part.device));
+  // Without it copies are slower, and some are on their way all the same.
+  copier->Register(reinterpret_cast<uint64_t>(copied.data()), copied.size()).IgnoreError();
   ASSIGN_OR_RETURN(const std::unique_ptr<Slab> kept, gpu->MakeSlab(bytes));
   ASSIGN_OR_RETURN(const std::unique_ptr<Slab> changing, gpu->MakeSlab(bytes));
   RETURN_IF_ERROR(stampers[0]->Write(BlocksAt(kept->address(), bytes, kWitnessKey), kBlockBytes));
-  const auto end = std::chrono::steady_clock::now() + kPatience;
+  const Deadline end = std::chrono::steady_clock::now() + kPatience;
   std::vector<std::thread> threads;
-  const size_t part_bytes = bytes / kThreads;
-  for (size_t i = 0; i < kThreads; ++i) {
-    threads.emplace_back([&, stamper = stampers[i].get(), address = changing->address() + i * part_bytes] {
-      uint64_t key = kFirstChangingKey;
-      for (absl::Status written; written.ok() && std::chrono::steady_clock::now() < end; ++key) {
-        std::vector<StampedBlock> blocks;
-        for (size_t times = 0; times < kRepetitions; ++times) {
-          const std::vector<StampedBlock> once = BlocksAt(address, part_bytes, key);
-          blocks.insert(blocks.end(), once.begin(), once.end());
-        }
-        written = stamper->Write(blocks, kBlockBytes);
-      }
-    });
+  threads.reserve(kThreads);
+  for (const auto& stamper : stampers) {
+    threads.emplace_back(Stamp, stamper.get(), changing->address() + threads.size() * part_bytes, part_bytes,
+                         end);
   }
+  threads.emplace_back(CopyUp, copier.get(), std::cref(copied),
+                       changing->address() + threads.size() * part_bytes, end);
   const absl::Cleanup join = [&threads] {
     for (std::thread& thread : threads) thread.join();
   };

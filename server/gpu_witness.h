@@ -2,7 +2,8 @@
 // keeper relies on, and no documentation of CUDA promises. So it is tried, with a process that is killed for it.
 //
 //   the daemon   starts its own program again, as the witness
-//   the witness  makes two pieces of memory, writes one, hands both over, and writes the other again and again
+//   the witness  makes two pieces of memory, writes one, hands both over, and writes the other again and again, by kernels and by
+//                copies from host memory
 //   the daemon   kills it, waits for its end, writes the second piece itself at once, and looks whether both stay as they are
 #ifndef KVPOOL_SERVER_GPU_WITNESS_H_
 #define KVPOOL_SERVER_GPU_WITNESS_H_

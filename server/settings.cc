@@ -181,13 +181,15 @@ void AddDaemonFlags(CommandLine* line, Flags* flags) {
       "leave the pool, write=seal, of all, or write=reuse:N, of what N requests had (evict; resp: and s3: "
       "reuse:2). "
       "It may be "
-      "given once for each kind; what several have is loaded from the fastest. Host memory only");
+      "given once for each kind; what several have is loaded from the fastest");
   flags->Add(
       "tier-key-file", &line->settings.tier_key_file,
       "file with the secret, 32 bytes or more, that keys in tiers are derived from; empty: one is made in "
       "the file tier's folder, or in --state-dir. Nodes that share a tier have the same one");
   AddSize("tier-buffer", &daemon.tier_buffer_bytes, kLeastTierBuffer,
-          "memory for copies on their way to the tier, and again as much for those from it", flags);
+          "memory for copies on their way to the tier, and again as much for those from it; with a GPU it is "
+          "page-locked, and taken at the start",
+          flags);
   flags->Add("tier-flush", &line->tier_flush, {.min = absl::ZeroDuration(), .max = absl::Hours(1)},
              "on SIGTERM, after the grace, copy so long to the tier what is not there yet");
   flags->Add("low-watermark", &daemon.low_watermark, 1,

@@ -9,6 +9,7 @@
 #include "cuda/block_copier.h"
 #include "cuda/driver/cuda_context.h"
 #include "cuda/driver/event_pool.h"
+#include "cuda/sticky.h"
 #include "proto/support/mutex.h"
 #include "proto/support/status_macros.h"
 
@@ -21,11 +22,16 @@ void* HostPointer(uint64_t address) { return reinterpret_cast<void*>(address); }
 
 class CudaBlockCopier : public BlockCopier {
  public:
-  CudaBlockCopier(std::shared_ptr<const CudaContext> context, CudaStream stream, bool takes_batches)
+  struct Traits {
+    bool takes_batches = false;
+    int numa_node = -1;
+  };
+  CudaBlockCopier(std::shared_ptr<const CudaContext> context, CudaStream stream, const Traits& traits)
       : context_(std::move(context)),
         events_(EventPool::Make(context_, {.what = "copies", .max_events = kMaxCopyTickets})),
         stream_(std::move(stream)),
-        takes_batches_(takes_batches) {}
+        numa_node_(traits.numa_node),
+        takes_batches_(traits.takes_batches) {}
   ~CudaBlockCopier() override {
     // The GPU reaches page-locked memory by addresses of its own, which end with the registration.
     context_->GiveBack("waiting for copies", context_->driver().cuStreamSynchronize, stream_.get());
@@ -35,10 +41,17 @@ class CudaBlockCopier : public BlockCopier {
     ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
     MutexLock lock(&mu_);
     void* const memory = HostPointer(host_address);
-    RETURN_IF_ERROR(context_->Check(context_->driver().cuMemHostRegister(memory, bytes, 0),
-                                    absl::StrCat("cuMemHostRegister of ", bytes, " bytes")));
+    // For the contexts of all GPUs: the driver does not register it a second time.
+    RETURN_IF_ERROR(
+        context_->Check(context_->driver().cuMemHostRegister(memory, bytes, CU_MEMHOSTREGISTER_PORTABLE),
+                        absl::StrCat("cuMemHostRegister of ", bytes, " bytes")));
     registered_[host_address] = {.bytes = bytes, .registration = CudaRegistration(context_, memory)};
     return absl::OkStatus();
+  }
+
+  void ShareRegistered(uint64_t host_address, size_t bytes) override {
+    MutexLock lock(&mu_);
+    registered_[host_address] = {.bytes = bytes, .registration = {}};
   }
 
   absl::StatusOr<std::unique_ptr<FenceEvent>> Record(void* stream) override {
@@ -65,15 +78,27 @@ class CudaBlockCopier : public BlockCopier {
     absl::StatusOr<std::unique_ptr<FenceEvent>> ticket = events_->Record(std::move(event), stream_.get());
     if (queued.ok() && ticket.ok()) return ticket;
     // The caller gives the memory to others, and copies before the one that failed may be under way.
-    const absl::Status waited =
-        context_->Check(context_->driver().cuStreamSynchronize(stream_.get()), "cuStreamSynchronize");
-    return !queued.ok() ? queued : !ticket.ok() ? ticket.status() : waited;
+    absl::Status failed = !queued.ok() ? queued : ticket.status();
+    absl::Status drained = Drain();
+    return drained.ok() || IsSticky(failed) ? failed : drained;
   }
+
+  absl::Status Drain() override {
+    absl::StatusOr<CurrentContext> current = context_->MakeCurrent();
+    absl::Status drained = current.status();
+    if (drained.ok()) {
+      drained = context_->Check(context_->driver().cuStreamSynchronize(stream_.get()), "cuStreamSynchronize");
+    }
+    if (!drained.ok()) MarkSticky(&drained);
+    return drained;
+  }
+
+  int numa_node() const override { return numa_node_; }
 
  private:
   struct Registered {
     uint64_t bytes = 0;
-    CudaRegistration registration;
+    CudaRegistration registration;  // Empty: another copier has registered it.
   };
 
   // Which registration the address is in; nullptr: in none.
@@ -164,6 +189,7 @@ class CudaBlockCopier : public BlockCopier {
   const std::shared_ptr<const CudaContext> context_;
   const std::shared_ptr<EventPool> events_;
   const CudaStream stream_;
+  const int numa_node_;
   Mutex mu_;  // A submit's calls of the driver are not mixed with another's.
   bool takes_batches_ ABSL_GUARDED_BY(mu_);
   std::map<uint64_t, Registered> registered_ ABSL_GUARDED_BY(mu_);  // Keyed by first addresses.
@@ -181,6 +207,14 @@ absl::StatusOr<bool> TakesBatches(const CudaContext& context) {
   return by_host_address != 0 && (driver.memcpy_batch != nullptr || driver.memcpy_batch_12_8 != nullptr);
 }
 
+int NumaNode(const CudaContext& context) {
+  int node = -1;
+  // A driver of before 12.2 does not know the attribute.
+  const CUresult result =
+      context.driver().cuDeviceGetAttribute(&node, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, context.device());
+  return result == CUDA_SUCCESS ? node : -1;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<BlockCopier>> OpenCudaBlockCopier(const std::string& ordinal_or_uuid) {
@@ -190,7 +224,8 @@ absl::StatusOr<std::unique_ptr<BlockCopier>> OpenCudaBlockCopier(const std::stri
   ASSIGN_OR_RETURN(const CurrentContext current, context->MakeCurrent());
   ASSIGN_OR_RETURN(const bool takes_batches, TakesBatches(*context));
   ASSIGN_OR_RETURN(CudaStream stream, MakeLowPriorityStream(context));
-  return std::make_unique<CudaBlockCopier>(std::move(context), std::move(stream), takes_batches);
+  const CudaBlockCopier::Traits traits = {.takes_batches = takes_batches, .numa_node = NumaNode(*context)};
+  return std::make_unique<CudaBlockCopier>(std::move(context), std::move(stream), traits);
 }
 
 }  // namespace kvpool

@@ -10,6 +10,7 @@
 #include "server/base/log.h"
 #include "server/daemon/registry.h"
 #include "server/daemon/retired_counters.h"
+#include "server/daemon/slab_copier.h"
 #include "server/daemon/snapshot.h"
 #include "server/daemon/tier_mover.h"
 #include "server/events/event_log.h"
@@ -41,17 +42,20 @@ absl::Status CheckShare(absl::string_view field, double value) {
   return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, "; must be 0 to 1"));
 }
 
-absl::Status CheckTier(const DaemonOptions& options, const std::vector<std::unique_ptr<Device>>& devices) {
+absl::Status CheckTier(const DaemonOptions& options) {
   if (options.tiers.empty()) return absl::OkStatus();
   RETURN_IF_ERROR(CheckRange("tiers", options.tiers.size(), 1, TierSet::kMost));
-  RETURN_IF_ERROR(CheckRange("tier_secret in bytes", options.tier_secret.size(), kLeastTierSecretBytes,
-                             kMostTierSecretBytes));
-  for (const auto& device : devices) {
-    if (device->uuid_bytes().empty()) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("--tier: device ", device->id(), " is a GPU; only host memory has tiers so far"));
-  }
-  return absl::OkStatus();
+  return CheckRange("tier_secret in bytes", options.tier_secret.size(), kLeastTierSecretBytes,
+                    kMostTierSecretBytes);
+}
+
+// What copies to and from tiers. Null: there is no tier.
+absl::StatusOr<std::unique_ptr<SlabCopier>> OpenSlabCopier(
+    const DaemonOptions& options, const std::vector<std::unique_ptr<Device>>& devices) {
+  if (options.tiers.empty()) return nullptr;
+  absl::StatusOr<std::unique_ptr<SlabCopier>> copier = SlabCopier::Open(devices);
+  if (copier.ok()) return copier;
+  return absl::Status(copier.status().code(), absl::StrCat("--tier: ", copier.status().message()));
 }
 
 absl::Status CheckVerify(const DaemonOptions& options, const std::vector<std::unique_ptr<Device>>& devices) {
@@ -93,7 +97,7 @@ absl::Status CheckOptions(const DaemonOptions& options, const std::vector<std::u
   RETURN_IF_ERROR(CheckRange("max_members", options.max_members, 1, kMaxMembers));
   RETURN_IF_ERROR(CheckRange("score_threads", options.score_threads, 1, kMostScoreThreads));
   RETURN_IF_ERROR(CheckRange("score_queue", options.score_queue, 1, kMostScoreQueue));
-  RETURN_IF_ERROR(CheckTier(options, devices));
+  RETURN_IF_ERROR(CheckTier(options));
   RETURN_IF_ERROR(CheckVerify(options, devices));
   return MakeReplacementPolicy(options.policy, {.max_blocks = 1, .weights = options.policy_weights}).status();
 }
@@ -104,6 +108,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
                                                       std::vector<std::unique_ptr<Device>> devices,
                                                       const Clock* clock, KeeperLink* keeper) {
   RETURN_IF_ERROR(CheckOptions(options, devices));
+  ASSIGN_OR_RETURN(std::unique_ptr<SlabCopier> copier, OpenSlabCopier(options, devices));
   std::unique_ptr<Daemon> daemon(new Daemon(options, std::move(devices), clock, keeper));
   RETURN_IF_ERROR(daemon->StartEventLog());
   daemon->start_report_.cold = ColdStart::kNoKeeper;
@@ -112,6 +117,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
   if (daemon->tiers_ != nullptr) {
     daemon->tier_mover_ =
         std::make_unique<TierMover>(TierMover::Options{.tiers = daemon->tiers_.get(),
+                                                       .copier = std::move(copier),
                                                        .buffer_bytes = options.tier_buffer_bytes,
                                                        .thread = options.housekeeping_thread},
                                     [of = daemon.get()] { return of->registry_->Spaces(); });

@@ -120,6 +120,7 @@ struct KeySearch {
   std::vector<std::string> found;
   std::vector<std::string> evicted;
   std::vector<std::string> nearly;
+  std::vector<std::string> below;
 };
 
 void SearchSpace(const SpaceState& state, const std::string& key, uint32_t group, uint64_t now,
@@ -140,6 +141,10 @@ void SearchSpace(const SpaceState& state, const std::string& key, uint32_t group
   const absl::StatusOr<uint32_t> evicted_ms = state.pool.EvictedAgo(BlockKey::From(key, group), now);
   if (evicted_ms.ok()) {
     search->evicted.push_back(absl::StrCat("evicted from ", where, " ", Seconds(*evicted_ms), " ago"));
+  }
+  if (group < static_cast<uint32_t>(state.facts.layout.groups_size())) {
+    const std::string below = state.below.Describe(BlockKey::From(key, group));
+    if (!below.empty()) search->below.push_back(absl::StrCat("of ", where, ": ", below));
   }
   for (int other = 0; other < state.facts.layout.groups_size(); ++other) {
     if (static_cast<uint32_t>(other) == group) continue;
@@ -189,7 +194,7 @@ absl::Status Daemon::Explain(const v1::ExplainRequest& request, v1::ExplainRespo
                                    : "it was never sealed here, or evicted too long ago to be remembered.";
     response->set_summary(absl::StrCat(key, " is not resident: ", reason));
   }
-  for (const auto* facts : {&search.found, &search.evicted, &search.nearly, &elsewhere}) {
+  for (const auto* facts : {&search.found, &search.evicted, &search.below, &search.nearly, &elsewhere}) {
     for (const std::string& fact : *facts) response->add_details(fact);
   }
   return absl::OkStatus();

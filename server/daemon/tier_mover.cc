@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -13,7 +12,7 @@ namespace kvpool {
 namespace {
 
 constexpr auto kPause = std::chrono::milliseconds(20);
-// A tier that takes nothing is left alone for so long.
+// A tier that takes nothing, and blocks that could not be copied, are left alone for so long.
 constexpr uint64_t kGiveUpMs = 1000;
 // Spaces that were closed are not looked for among those that are left alone: all are asked again now and then.
 constexpr size_t kMostGivenUp = 1024;
@@ -22,12 +21,13 @@ constexpr uint64_t kAllSpaces = 0;
 
 }  // namespace
 
-TierMover::TierMover(const Options& options, Spaces spaces)
+TierMover::TierMover(Options options, Spaces spaces)
     : tiers_(*options.tiers),
       spaces_(std::move(spaces)),
       buffer_bytes_(options.buffer_bytes),
-      down_(options.buffer_bytes),
-      up_(options.buffer_bytes) {
+      copier_(std::move(options.copier)),
+      down_(options.buffer_bytes, copier_->MakeMemory(options.buffer_bytes)),
+      up_(options.buffer_bytes, copier_->MakeMemory(options.buffer_bytes)) {
   if (options.thread) thread_ = std::thread([this] { Run(); });
 }
 
@@ -126,7 +126,18 @@ void TierMover::Place(const Space& space, Placed* block) {
   const SlabRow& row = growth.RowOf(block->ref.id);
   block->slabs = row.by_rank;
   for (size_t rank = 0; rank < row.by_rank.size(); ++rank) {
-    block->at.push_back(reinterpret_cast<char*>(growth.AddressOf(block->ref.id, rank)));
+    block->at.push_back(growth.AddressOf(block->ref.id, rank));
+  }
+}
+
+void TierMover::AddRanges(const Space& space, const Placed& block, char* value,
+                          std::vector<SlabCopier::Range>* ranges) {
+  const uint64_t rank_bytes = space.facts.layout.block_bytes();
+  for (size_t rank = 0; rank < block.at.size(); ++rank) {
+    ranges->push_back({.device = space.facts.devices[rank],
+                       .slab_address = block.at[rank],
+                       .host = value + rank * rank_bytes,
+                       .bytes = rank_bytes});
   }
 }
 
@@ -284,16 +295,23 @@ bool TierMover::BringUp(Job* job, bool* moved) {
     state.pressure.AfterVerbs(turn);
   }
   // Nobody but their holder knows these blocks.
-  const uint64_t rank_bytes = space.facts.layout.block_bytes();
+  std::vector<SlabCopier::Range> ranges;
   for (size_t i = 0; i < placed.size(); ++i) {
-    const char* from = job->fetches[job->next + i]->buffer->data();
-    for (char* const to : placed[i].at) {
-      std::memcpy(to, from, rank_bytes);
-      from += rank_bytes;
-    }
+    AddRanges(space, placed[i], job->fetches[job->next + i]->buffer->data(), &ranges);
   }
+  const absl::Status copied = copier_->Copy(CopyDirection::kToDevice, ranges);
   SpaceTurn turn(space);
   SpaceState& state = space.state;
+  if (!copied.ok()) {
+    for (const Placed& block : placed) {
+      if (block.at.empty()) continue;
+      Verdict verdict;
+      state.pool.Release(holder, turn.now, {&block.ref, 1}, {&verdict, 1});
+    }
+    ++state.below.counters.lost;
+    TellOfFailure(space, copied);
+    return false;
+  }
   for (const Placed& block : placed) {
     const Promotion::Block& wanted = blocks[job->next];
     job->fetches[job->next++].reset();
@@ -447,7 +465,7 @@ bool TierMover::MoveDown(const std::shared_ptr<Space>& space) {
     const size_t done = CopyDown(space, left.first(std::min(left.size(), kSlice)));
     left.remove_prefix(done);
     no_buffers_ = no_buffers_ || done == 0;
-    if (done == 0 || JobsWait()) break;
+    if (done == 0 || JobsWait() || Taking(*space) == 0) break;
     space->GiveWay();
   }
   for (const Copy& copy : left) {
@@ -468,6 +486,61 @@ bool TierMover::MoveDown(const std::shared_ptr<Space>& space) {
   return left.size() < copies.size();
 }
 
+std::vector<std::shared_ptr<TierBuffer>> TierMover::Read(const Space& space, absl::Span<const Placed> blocks,
+                                                         ContentChecks::Part* compared, bool* failed) {
+  const uint64_t value_bytes = ValueBytes(space);
+  std::vector<std::shared_ptr<TierBuffer>> copies;
+  std::vector<SlabCopier::Range> ranges;
+  for (const Placed& block : blocks) {
+    std::shared_ptr<TierBuffer> copy;
+    if (!block.at.empty()) {
+      copy = down_.Take(value_bytes);
+      if (copy == nullptr) break;
+      AddRanges(space, block, copy->data(), &ranges);
+    }
+    copies.push_back(std::move(copy));
+  }
+  if (const absl::Status copied = copier_->Copy(CopyDirection::kToHost, ranges); !copied.ok()) {
+    TellOfFailure(space, copied);
+    *failed = true;
+    return std::vector<std::shared_ptr<TierBuffer>>(copies.size());
+  }
+  for (size_t i = 0; i < copies.size(); ++i) {
+    if (copies[i] == nullptr || !blocks[i].sum.has_value()) continue;
+    const uint32_t found = Crc32c(copies[i]->data(), value_bytes);
+    compared->push_back({.ref = blocks[i].ref, .sum = blocks[i].sum, .found = found, .slabs = {}, .at = {}});
+    if (found != *blocks[i].sum) copies[i] = nullptr;
+  }
+  return copies;
+}
+
+void TierMover::Drop(Space* space, absl::Span<const Placed> placed, absl::Span<const Copy> blocks) {
+  {
+    SpaceLock lock(*space);
+    Below& below = space->state.below;
+    for (size_t i = 0; i < placed.size(); ++i) {
+      if (placed[i].at.empty()) continue;
+      ++below.counters.dropped;
+      if (blocks[i].going.offer == TierOffer::kLeaves) continue;
+      Below::Going again = blocks[i].going;
+      again.owed = blocks[i].to;
+      below.List(again);
+    }
+  }
+  MutexLock lock(&mail_->mu);
+  const uint64_t again_ms = space->NowMs() + kGiveUpMs;
+  for (size_t member = 0; member < tiers_.members().size(); ++member) {
+    mail_->give_up_ms[{space->facts.id, member}] = again_ms;
+  }
+}
+
+void TierMover::TellOfFailure(const Space& space, const absl::Status& why) {
+  const auto now = std::chrono::steady_clock::now();
+  if (now < tell_at_) return;
+  tell_at_ = now + std::chrono::milliseconds(kGiveUpMs);
+  LogWarning("blocks not copied for the tier", {{"space", space.facts.id}, {"error", why}});
+}
+
 size_t TierMover::CopyDown(const std::shared_ptr<Space>& space, absl::Span<const Copy> blocks) {
   std::vector<Placed> placed;
   {
@@ -480,27 +553,13 @@ size_t TierMover::CopyDown(const std::shared_ptr<Space>& space, absl::Span<const
       if (pool.IsResident(block.ref) && !pool.IsCondemned(block.ref)) Place(*space, &placed.back());
     }
   }
-  const uint64_t rank_bytes = space->facts.layout.block_bytes();
-  std::vector<std::shared_ptr<TierBuffer>> copies;
   ContentChecks::Part compared;
-  for (const Placed& block : placed) {
-    if (block.at.empty()) {
-      copies.push_back(nullptr);
-      continue;
-    }
-    std::shared_ptr<TierBuffer> copy = down_.Take(ValueBytes(*space));
-    if (copy == nullptr) break;
-    char* to = copy->data();
-    for (const char* const from : block.at) {
-      std::memcpy(to, from, rank_bytes);
-      to += rank_bytes;
-    }
-    if (block.sum.has_value()) {
-      const uint32_t found = Crc32c(copy->data(), ValueBytes(*space));
-      compared.push_back({.ref = block.ref, .sum = block.sum, .found = found, .slabs = {}, .at = {}});
-      if (found != *block.sum) copy = nullptr;
-    }
-    copies.push_back(std::move(copy));
+  bool failed = false;
+  std::vector<std::shared_ptr<TierBuffer>> copies = Read(*space, placed, &compared, &failed);
+  const size_t handled = copies.size();
+  if (failed) {
+    Drop(space.get(), absl::MakeConstSpan(placed).first(handled), blocks);
+    return handled;
   }
   std::vector<TierStore> stores;
   std::vector<TierSet::Members> to;
@@ -519,7 +578,6 @@ size_t TierMover::CopyDown(const std::shared_ptr<Space>& space, absl::Span<const
       }
     }
   }
-  const size_t handled = copies.size();
   if (stores.empty()) return handled;
   const uint64_t value_bytes = ValueBytes(*space);
   std::vector<TierKey> keys;

@@ -1,11 +1,13 @@
 // Moves blocks between the pools of all spaces and the tiers below them: one thread, which no verb waits for.
 //
 //   down   What is next to leave is copied while it is still cached. A sealed block's bytes do not change until its generation
-//          moves, so: read ref and key under the mutex, copy without it, and look at the generation again under it. A copy whose
-//          block has moved, or that is not what was sealed (ContentChecks), is thrown away. The block itself is not touched: it leaves as it would have left. Of a space that
-//          no session uses all is copied, as the space may be closed for the sake of another.
+//          moves, so: read ref and key under the mutex, copy without it, and look at the generation again under it. A copy that
+//          failed, whose block has moved, or that is not what was sealed (ContentChecks), is thrown away. The block itself is not
+//          touched: it leaves as it would have left. Of a space that no session uses all is copied, as the space may be closed
+//          for the sake of another.
 //   up     Values are loaded into buffers, each checked by the tier. Those that are there are given blocks in the order of
-//          their chain: leased, filled without the mutex, sealed. What comes too late goes to nobody.
+//          their chain: leased, filled without the mutex on all ranks, sealed. What comes too late goes to nobody, and where a
+//          copy has failed the chain ends.
 //
 // Both are done in slices of kSlice blocks. Loads of one value are shared by all that wait for it.
 #ifndef KVPOOL_SERVER_DAEMON_TIER_MOVER_H_
@@ -23,6 +25,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "proto/support/mutex.h"
+#include "server/daemon/slab_copier.h"
 #include "server/daemon/snapshot.h"
 #include "server/space/space.h"
 #include "server/tiers/tier_set.h"
@@ -33,11 +36,12 @@ class TierMover {
  public:
   using Spaces = std::function<std::vector<std::shared_ptr<Space>>()>;
   struct Options {
-    TierSet* tiers = nullptr;   // Outlives it.
-    uint64_t buffer_bytes = 0;  // Each way.
-    bool thread = true;         // False: tests call RunOnce.
+    TierSet* tiers = nullptr;            // Outlives it.
+    std::unique_ptr<SlabCopier> copier;  // It has the devices of all spaces.
+    uint64_t buffer_bytes = 0;           // Each way.
+    bool thread = true;                  // False: tests call RunOnce.
   };
-  TierMover(const Options& options, Spaces spaces);
+  TierMover(Options options, Spaces spaces);
   ~TierMover();
 
   // Its thread is gone, and what was on its way down is written. Promotions that come later are never begun.
@@ -96,7 +100,7 @@ class TierMover {
     BlockKey key;
     std::optional<uint32_t> sum;  // BlockPool::SumOf.
     std::vector<std::shared_ptr<Slab>> slabs;
-    std::vector<char*> at;
+    std::vector<uint64_t> at;
   };
 
   void Run();
@@ -137,11 +141,23 @@ class TierMover {
   // Answers how many of the blocks are done with: fewer where no buffer is left.
   size_t CopyDown(const std::shared_ptr<Space>& space, absl::Span<const Copy> blocks);
   static void Place(const Space& space, Placed* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu);
+  // Appends where the value of a block is on each rank, and in the buffer.
+  static void AddRanges(const Space& space, const Placed& block, char* value,
+                        std::vector<SlabCopier::Range>* ranges);
+  // Copies of the first of these blocks, as far as there are buffers. None: the block has moved before, its copy has failed, or it
+  // is not what was sealed, which is what `compared` is for.
+  std::vector<std::shared_ptr<TierBuffer>> Read(const Space& space, absl::Span<const Placed> blocks,
+                                                ContentChecks::Part* compared, bool* failed);
+  // Their copies have failed: they are looked at again after a while.
+  void Drop(Space* space, absl::Span<const Placed> placed, absl::Span<const Copy> blocks);
+  // Once a second at most.
+  void TellOfFailure(const Space& space, const absl::Status& why);
   static uint64_t ValueBytes(const Space& space);
 
   TierSet& tiers_;
   const Spaces spaces_;
   const uint64_t buffer_bytes_;
+  const std::unique_ptr<SlabCopier> copier_;
   BufferStock down_, up_;
   const std::shared_ptr<Mailbox> mail_ = std::make_shared<Mailbox>();
   // Only the mover's thread uses these.
@@ -153,7 +169,8 @@ class TierMover {
   size_t spaces_seen_ = 1;  // So many share the tiers.
   absl::flat_hash_map<uint64_t, uint32_t>
       looked_at_;  // Keyed by space, of those that no session uses: blocks up to this one were looked at.
-  bool no_buffers_ = false;  // The round under way found none left.
+  bool no_buffers_ = false;                        // The round under way found none left.
+  std::chrono::steady_clock::time_point tell_at_;  // No failed copy is told of before.
   std::thread thread_;
 };
 

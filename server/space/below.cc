@@ -6,6 +6,8 @@
 #include <string_view>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "proto/support/status_macros.h"
 
@@ -109,6 +111,28 @@ Below::Found Below::Report(const v1::Match& match, v1::MatchResult* answer) cons
   }
   answer->set_below(absl::StrJoin(names, ","));
   return found;
+}
+
+std::string Below::Describe(const BlockKey& key) const {
+  if (!on()) return "";
+  const TierKey name = TierKeyOf(facts_, key);
+  TierSet::Found there;
+  tiers_->Find({&name, 1}, {&there, 1});
+  if (there.presence == TierPresence::kNo) return "";
+  const std::string tier(tiers_->members()[there.member].tier->name());
+  if (there.presence == TierPresence::kUnknown)
+    return absl::StrCat("may be below, in ", tier, ", which a match that waits asks for it");
+  Found found;
+  found.bytes[there.member] = facts_.layout.block_bytes() * facts_.devices.size();
+  const std::optional<double> load_ms = ForecastMs(found, /*lately=*/false);
+  const uint64_t tokens = facts_.layout.groups(key.group).tokens_per_block();
+  const std::optional<double> saved = prefill.Saved(tokens, 0);
+  return absl::StrCat("below, in ", tier, "; to bring it up takes ",
+                      load_ms.has_value() ? absl::StrFormat("%.1f ms", *load_ms)
+                                          : "nobody knows how long, as too little was loaded",
+                      ", to compute its ", tokens, " tokens, with none in front, ",
+                      saved.has_value() ? absl::StrFormat("%.1f ms", 1000 * *saved)
+                                        : "nobody knows how long, as engines don't say");
 }
 
 std::optional<double> Below::ForecastMs(const Found& found, bool lately) const {

@@ -15,6 +15,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -101,6 +102,8 @@ class Below {
   enum class Unknown : uint8_t { kLeftOut, kTried };
   // What is behind the first `tokens` tokens of a valid match. Of a group with a window it finds runs that go on from there.
   Found Look(const v1::Match& match, uint64_t tokens, Unknown unknown) const;
+  // What there is of one block, and what it would take to bring it up, or to compute it; for people. Empty: it is not below.
+  std::string Describe(const BlockKey& key) const;
   // Says so in an answer. REQUIRES: on().
   Found Report(const v1::Match& match, v1::MatchResult* answer) const;
   // Milliseconds until all of it would be here, at least 1; none: too little is known. See LoadCost::Forecast.

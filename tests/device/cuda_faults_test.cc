@@ -322,15 +322,15 @@ TEST(CudaDevices, AnIpcHandleOfThisVeryProcessIsRefusedWithTheLikelyReason) {
 // A copier's memory and stream, and the engine's.
 class Copies {
  public:
-  absl::Status Open() {
-    ASSIGN_OR_RETURN(context_, CudaContext::Open("0"));
+  absl::Status Open(const std::string& ordinal = "0") {
+    ASSIGN_OR_RETURN(context_, CudaContext::Open(ordinal));
     ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
     CUdeviceptr address;
     RETURN_IF_ERROR(context_->Check(context_->driver().cuMemAlloc(&address, kMiB), "cuMemAlloc"));
     device_ = CudaArray(context_, address);
     ASSIGN_OR_RETURN(engine_, MakeStream(context_));
     stream_ = engine_.get();
-    ASSIGN_OR_RETURN(copier_, OpenCudaBlockCopier("0"));
+    ASSIGN_OR_RETURN(copier_, OpenCudaBlockCopier(ordinal));
     return absl::OkStatus();
   }
   // Four ranges of 64 bytes, of which the second follows the first, and the fourth the third.
@@ -338,7 +338,7 @@ class Copies {
                                                      const FenceEvent* after = nullptr) {
     std::vector<CopyRange> ranges;
     for (const size_t offset : {0, 64, 256, 320})
-      ranges.push_back({device_.get() + offset, reinterpret_cast<uint64_t>(&host_[offset]), 64});
+      ranges.push_back({device_.get() + offset, reinterpret_cast<uint64_t>(&(*host_)[offset]), 64});
     return copier_->Submit(direction, ranges, after);
   }
   absl::Status Copy(CopyDirection direction) {
@@ -346,8 +346,14 @@ class Copies {
     return ticket->Wait();
   }
   absl::Status Register() {
-    return copier_->Register(reinterpret_cast<uint64_t>(host_.data()), host_.size());
+    return copier_->Register(reinterpret_cast<uint64_t>(host_->data()), host_->size());
   }
+  // Copies to and from the other's memory from now on, which that one has registered.
+  void ShareRegistered(const Copies& other) {
+    host_ = other.host_;
+    copier_->ShareRegistered(reinterpret_cast<uint64_t>(host_->data()), host_->size());
+  }
+  absl::Status Drain() { return copier_->Drain(); }
   // A point of the engine's stream that passes when the gate is open.
   absl::StatusOr<std::unique_ptr<FenceEvent>> RecordBehind(Gate* gate) {
     ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
@@ -364,7 +370,7 @@ class Copies {
   CudaArray device_;
   CudaStream engine_;
   CUstream stream_ = nullptr;
-  std::vector<unsigned char> host_ = std::vector<unsigned char>(kMiB, 5);
+  std::shared_ptr<std::vector<unsigned char>> host_ = std::make_shared<std::vector<unsigned char>>(kMiB, 5);
   std::unique_ptr<BlockCopier> copier_;
 };
 
@@ -482,6 +488,46 @@ TEST(CudaCopies, MemoryThatCannotBeRegisteredIsCopiedAllTheSame) {
                         return refused;
                       }),
               StartsWith("UNIMPLEMENTED: cuMemHostRegister of 1048576 bytes: CUDA_ERROR_NOT_SUPPORTED"));
+}
+
+// A batch of memory that the GPU has not locked would lose its context.
+TEST(CudaCopies, MemoryThatOneGpuHasRegisteredIsLockedForAll) {
+  EXPECT_EQ(InChild({{"KVPOOL_FAKE_CUDA_DEVICES", "2"},
+                     {"KVPOOL_FAKE_CUDA_FAIL", "cuMemcpyHtoDAsync#1=CUDA_ERROR_INVALID_VALUE"}},
+                    [] {
+                      Copies first, second;
+                      RETURN_IF_ERROR(first.Open("0"));
+                      RETURN_IF_ERROR(second.Open("1"));
+                      RETURN_IF_ERROR(first.Register());
+                      second.ShareRegistered(first);
+                      RETURN_IF_ERROR(first.Copy(CopyDirection::kToDevice));
+                      return second.Copy(CopyDirection::kToDevice);
+                    }),
+            "OK");
+}
+
+TEST(CudaCopies, WhetherAGpuStillWritesIsKnownOrItIsLost) {
+  const auto drain = [] {
+    Copies copies;
+    RETURN_IF_ERROR(copies.Open());
+    ASSIGN_OR_RETURN(const std::unique_ptr<FenceEvent> ticket, copies.Submit(CopyDirection::kToHost));
+    const absl::Status waited = ticket->Wait();
+    return waited.ok() ? absl::InternalError("overlooked") : copies.Drain();
+  };
+  const std::string wait = "cuEventSynchronize#1=CUDA_ERROR_UNKNOWN";
+  EXPECT_EQ(InChild({{"KVPOOL_FAKE_CUDA_FAIL", wait}}, drain), "OK");
+  EXPECT_THAT(InChild({{"KVPOOL_FAKE_CUDA_FAIL", wait + ",cuStreamSynchronize#1=CUDA_ERROR_UNKNOWN"}}, drain),
+              StartsWith("sticky INTERNAL: cuStreamSynchronize: CUDA_ERROR_UNKNOWN"));
+  // So it is where a submit fails and what it began can't be waited for.
+  EXPECT_THAT(InChild(OlderDriver("12_0",
+                                  "cuMemcpyDtoHAsync#2=CUDA_ERROR_INVALID_VALUE,"
+                                  "cuStreamSynchronize#1=CUDA_ERROR_UNKNOWN"),
+                      [] {
+                        Copies copies;
+                        RETURN_IF_ERROR(copies.Open());
+                        return copies.Copy(CopyDirection::kToHost);
+                      }),
+              StartsWith("sticky INTERNAL: cuStreamSynchronize: CUDA_ERROR_UNKNOWN"));
 }
 
 TEST(CudaCopies, AContextThatIsLostFailsTicketsAndAllThatComes) {

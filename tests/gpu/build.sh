@@ -8,8 +8,9 @@ cd "$(dirname "$0")/../.."
 
 folder=${1:-build/gpu}
 binaries=(gpu_facts device_contract_test device_peer stamper_test fence_events_test block_copier_test engine_test
-          scorers_test score_timings kvpoold kvpoolctl kvpool-replay)
-limit_mib=60  # It is copied to a machine each time; the daemon and its libraries alone have 30.
+          scorers_test score_timings gpu_tier_test copy_timings kvpoold kvpoolctl kvpool-replay)
+# It is copied to a machine each time; the daemon and its libraries alone have 30, and two programs that contain most of it 13.
+limit_mib=75
 
 if [ ! -e build/deps/cuda_root ]; then
   say "packages (deploy/install_deps.sh)"

@@ -50,10 +50,12 @@ check() {
   table+=("$(printf '%-5s %-28s %4d s' "$outcome" "$name" $((SECONDS - started)))")
 }
 
+# Flags for kvpoold, beside those that serve_and_replay gives it.
+daemon_flags=()
 # The whole of it: a daemon on the GPU, and engine processes that stamp and verify every block, one of them killed half way.
 serve_and_replay() {
   kvpoold --device=cuda:0 --capacity="$1" --slab-bytes=64MiB --socket="$work/kvpoold.sock" --metrics-listen= \
-    >"$work/kvpoold.log" 2>&1 &
+    "${daemon_flags[@]}" >"$work/kvpoold.log" 2>&1 &
   daemon=$!
   local tries=0
   until kvpoolctl health --socket="$work/kvpoold.sock" >/dev/null 2>&1; do
@@ -85,6 +87,7 @@ check device-contract device_contract_test
 check stamps stamper_test
 check fences fence_events_test
 check copies block_copier_test
+check tiers gpu_tier_test
 check engines engine_test
 check scorers scorers_test
 # The sanitizer does not work everywhere that a GPU does: it is asked first.
@@ -99,6 +102,11 @@ status=0
 score_timings "${facts_effort[@]}" >"$work/score-timings.log" 2>&1 || status=$?
 [ $status -eq 0 ] || failed=1
 mapfile -t -O ${#table[@]} table <"$work/score-timings.log"
+# The same of copies to a tier and from it.
+status=0
+copy_timings "${facts_effort[@]}" >"$work/copy-timings.log" 2>&1 || status=$?
+[ $status -eq 0 ] || failed=1
+mapfile -t -O ${#table[@]} table <"$work/copy-timings.log"
 # Real engines, where the machine has them: an environment as tests/engines.sh makes it, with a PyTorch for this GPU.
 engines_python=${KVPOOL_ENGINES_PYTHON:-python3}
 if LD_LIBRARY_PATH='' "$engines_python" -c 'import kvpool_transformers, pytest, torch; assert torch.cuda.is_available()' >"$work/engines.log" 2>&1; then
@@ -118,6 +126,17 @@ else
 fi
 check replay-small-blocks serve_and_replay 256MiB --block-bytes=65536
 check replay-large-blocks serve_and_replay 2GiB --block-bytes=1048576
+# What the GPU has no room for comes back from a folder.
+with_tier() {
+  local status=0
+  daemon_flags=("--tier=file:$work/tier,capacity=4GiB")
+  serve_and_replay 256MiB --block-bytes=65536 --wait-ms=60000 || status=$?
+  daemon_flags=()
+  grep -qE '^Below the pool: .* down, [1-9]' "$work/replay-tier.log" || { echo "nothing came up"; status=1; }
+  return $status
+}
+check replay-tier with_tier
+mapfile -t -O ${#table[@]} table < <(grep '^Below the pool' "$work/replay-tier.log" | sed 's/^/      /')
 # The daemon is killed under its engines, and so are engines: what was in the GPU's memory is found, byte by byte.
 killed() {
   kvpool-replay --spawn-daemon --keeper --daemon-flag=--device=cuda:0 --blocks=2000 --workload=conversation --seed=7 --requests=300 --engines=3 \

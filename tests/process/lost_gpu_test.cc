@@ -75,6 +75,61 @@ TEST(LostGpuTest, WhileASlabIsDestroyed) {
   ExpectEndsFor(daemon.get(), "device GPU-");
 }
 
+// A block on its way to a tier or from it: nothing of it is in the tier, and none is found.
+class LostWhileItCopies : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(LostGpuTest, LostWhileItCopies,
+                         testing::Values("cuMemcpyBatchAsync#1", "cuEventSynchronize#1",
+                                         "cuMemcpyBatchAsync#2", "cuEventSynchronize#2"));
+
+TEST_P(LostWhileItCopies, TheDaemonEnds) {
+  const std::string call = GetParam();
+  const bool up = call.ends_with("2");
+  const TemporaryDirectory folder;
+  const std::string tier = "--tier=file:" + folder.path() + "/tier,capacity=64MiB,write=seal";
+  const auto daemon = StartOnFakeGpu(call + "=CUDA_ERROR_ECC_UNCORRECTABLE", {tier});
+  ASSERT_NE(daemon, nullptr);
+  auto engine = RawEngine::Open(daemon->socket());
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  const auto blocks = (*engine)->Lease(1);
+  ASSERT_TRUE(blocks.ok()) << blocks.status();
+  ASSERT_TRUE((*engine)->Seal(*blocks, KeysOf("k", 1)).ok());
+  if (up) {
+    for (const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(kPatienceMs);
+         daemon->Metric("kvpool_tier_demoted_blocks_total") < 1 && std::chrono::steady_clock::now() < end;) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    ASSERT_TRUE((*engine)->Release(*blocks).ok());
+    v1::EvictResponse evicted;
+    grpc::ClientContext evicting, matching;
+    ASSERT_TRUE(v1::Operator::NewStub((*engine)->channel())->Evict(&evicting, {}, &evicted).ok());
+    EXPECT_EQ(evicted.evicted(), 1);
+    v1::MatchRequest match;
+    *match.mutable_call() = (*engine)->NextCall();
+    match.mutable_match()->set_wait_ms(kPatienceMs);
+    v1::GroupKeys* const keys = match.mutable_match()->add_groups();
+    keys->set_key_bytes(32);
+    keys->set_keys(KeysOf("k", 1));
+    v1::MatchResult found;
+    EXPECT_FALSE((*engine)->stub().Match(&matching, match, &found).ok());
+  }
+  ExpectEndsFor(daemon.get(), ": copies for the tier: ");
+  const auto next = StartOnFakeGpu("", {tier});
+  ASSERT_NE(next, nullptr);
+  EXPECT_EQ(next->Metric("kvpool_tier_values"), up ? 1 : 0);
+  EXPECT_EQ(next->Stop(), 0);
+}
+
+TEST(LostGpuTest, ATierIsRefusedWhereAServerGoesOnWithTheWorkOfTheDead) {
+  const TemporaryDirectory folder;
+  const auto daemon = DaemonProcess::Start(
+      {.device = "cuda:0",
+       .flags = {"--tier=file:" + folder.path() + "/tier,capacity=64MiB"},
+       .environment = {"KVPOOL_LIBCUDA=" KVPOOL_FAKE_CUDA, "KVPOOL_FAKE_CUDA_WITHOUT=own-context"}});
+  ASSERT_FALSE(daemon.ok());
+  EXPECT_TRUE(absl::StrContains(daemon.status().message(), "--tier: device GPU-")) << daemon.status();
+  EXPECT_TRUE(absl::StrContains(daemon.status().message(), "share a server (MPS)")) << daemon.status();
+}
+
 void ExpectInLog(const DaemonProcess& daemon, const std::string& text) {
   const std::string log = daemon.AwaitInLog(text);
   EXPECT_TRUE(absl::StrContains(log, text)) << log;

@@ -179,6 +179,18 @@ TEST_F(TierTest, WhatIsNotWhatWasSealedStaysAbove) {
   EXPECT_EQ(sums(), 14u) << "what comes up gets its sum";
 }
 
+TEST_F(TierTest, AGpuThatCopiesNothingIsRefusedAtTheStart) {
+  Begin();
+  scripts_.push_back(std::make_unique<MemoryDevice::Script>());
+  scripts_.back()->uuid_bytes = std::string(16, 'g');
+  std::vector<std::unique_ptr<Device>> devices;
+  devices.push_back(std::make_unique<MemoryDevice>("gpu", kGranuleBytes, scripts_.back().get()));
+  const auto daemon = Daemon::Start(options_, std::move(devices), &clock_);
+  ASSERT_FALSE(daemon.ok());
+  EXPECT_THAT(std::string(daemon.status().message()),
+              testing::StartsWith("--tier: device gpu copies nothing to a tier: "));
+}
+
 TEST_F(TierTest, WhatLeavesComesBack) {
   Begin();
   Compute(keys_);
@@ -426,6 +438,15 @@ TEST_F(TierTest, WhatIsComputedFasterIsNotLoaded) {
   }
   PushOut();
   EXPECT_GT(engine_->Match(keys_).below_ms(), 0u);
+  v1::ExplainRequest asked;
+  asked.set_key(keys_[0]);
+  v1::ExplainResponse explained;
+  ASSERT_TRUE(daemon_->Explain(asked, &explained).ok());
+  EXPECT_THAT(
+      explained.details(),
+      testing::Contains(testing::ContainsRegex(
+          "below, in file; to bring it up takes [0-9.]+ ms, to compute its 16 tokens, with none in front, "
+          "nobody knows how long, as engines don't say")));
   Report(1000, 0, std::chrono::hours(1), 31);
   LetGo(Await(keys_));
   EXPECT_EQ(counters().not_worth, 0u);

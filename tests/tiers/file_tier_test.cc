@@ -456,22 +456,5 @@ TEST(FileTier, AFileThatCannotBeReadIsLeftAlone) {
   EXPECT_EQ(Load(again.get(), Numbers(4, 10)).right, 4);
 }
 
-TEST(BufferStock, BoundsWhatIsOut) {
-  BufferStock stock(3 * kTierPageBytes);
-  auto first = stock.Take(1);
-  const auto second = stock.Take(2 * kTierPageBytes);
-  EXPECT_EQ(stock.bytes_out(), 3 * kTierPageBytes);
-  EXPECT_EQ(stock.Take(1), nullptr);
-  first.reset();
-  EXPECT_NE(stock.Take(1), nullptr);
-}
-
-TEST(BufferStock, OneIsAlwaysToBeHad) {
-  BufferStock stock(kTierPageBytes);
-  const auto large = stock.Take(10 * kTierPageBytes);
-  EXPECT_NE(large, nullptr);
-  EXPECT_EQ(stock.Take(1), nullptr);
-}
-
 }  // namespace
 }  // namespace kvpool

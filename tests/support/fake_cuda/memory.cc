@@ -312,7 +312,7 @@ CUresult CUDAAPI cuMemFreeHost(void* pointer) {
 
 CUresult CUDAAPI cuMemHostRegister(void* memory, size_t bytes, unsigned int flags) {
   return Call("cuMemHostRegister", Needs::kContext, [&](State& state) {
-    if (bytes == 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+    if (bytes == 0 || (flags & ~CU_MEMHOSTREGISTER_PORTABLE) != 0) return CUDA_ERROR_INVALID_VALUE;
     // Pages that are not there can't be locked.
     const auto page_bytes = static_cast<uintptr_t>(::getpagesize());
     const uintptr_t in_page = reinterpret_cast<uintptr_t>(memory) % page_bytes;
@@ -325,7 +325,8 @@ CUresult CUDAAPI cuMemHostRegister(void* memory, size_t bytes, unsigned int flag
     if (!FindRegistered(state, memory, bytes, &first) || first != 0) {
       return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
     }
-    state.registered[reinterpret_cast<uintptr_t>(memory)] = bytes;
+    state.registered[reinterpret_cast<uintptr_t>(memory)] = {
+        .bytes = bytes, .device = (flags & CU_MEMHOSTREGISTER_PORTABLE) != 0 ? -1 : CurrentDevice()};
     return CUDA_SUCCESS;
   });
 }

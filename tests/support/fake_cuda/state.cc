@@ -47,12 +47,16 @@ constexpr ErrorName kErrors[] = {
   std::abort();
 }
 
-std::vector<std::string> Words(const char* variable) {
-  const char* text = std::getenv(variable);
+std::vector<std::string> Split(const std::string& text) {
   std::vector<std::string> words;
-  std::istringstream in(text != nullptr ? text : "");
+  std::istringstream in(text);
   for (std::string word; std::getline(in, word, ',');) words.push_back(word);
   return words;
+}
+
+std::vector<std::string> Words(const char* variable) {
+  const char* text = std::getenv(variable);
+  return Split(text != nullptr ? text : "");
 }
 
 long long Number(const char* variable, const std::string& text) {
@@ -82,6 +86,12 @@ Fault ReadFault(const char* variable, const std::string& word) {
 
 }  // namespace
 
+std::vector<Fault> ReadFaults(const char* name, const std::string& text) {
+  std::vector<Fault> faults;
+  for (const std::string& word : Split(text)) faults.push_back(ReadFault(name, word));
+  return faults;
+}
+
 Settings ReadSettings() {
   Settings settings;
   constexpr char kDevices[] = "KVPOOL_FAKE_CUDA_DEVICES";
@@ -97,7 +107,8 @@ Settings ReadSettings() {
       Unreadable(kWithout, word);
     settings.without.insert(word);
   }
-  for (const std::string& word : Words(kFail)) settings.faults.push_back(ReadFault(kFail, word));
+  const char* const faults = std::getenv(kFail);
+  settings.faults = ReadFaults(kFail, faults != nullptr ? faults : "");
   for (const std::string& word : Words(kLatency)) {
     const size_t equals = word.find('=');
     if (equals == std::string::npos) Unreadable(kLatency, word);
@@ -178,9 +189,14 @@ bool FindRegistered(const State& state, const void* memory, size_t bytes, uintpt
   auto found = state.registered.lower_bound(address + bytes);
   if (found == state.registered.begin()) return true;
   --found;
-  if (found->first + found->second <= address) return true;
+  if (found->first + found->second.bytes <= address) return true;
   *first = found->first;
-  return found->first <= address && address + bytes <= found->first + found->second;
+  return found->first <= address && address + bytes <= found->first + found->second.bytes;
+}
+
+bool IsLockedFor(const State& state, uintptr_t first, int device) {
+  const auto found = state.registered.find(first);
+  return found != state.registered.end() && (found->second.device < 0 || found->second.device == device);
 }
 
 bool IsSticky(CUresult result) {

@@ -25,6 +25,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -59,6 +60,8 @@ struct Settings {
 
 // Aborts with the variable's name where one can't be parsed: a test that sets it wrong must not pass.
 Settings ReadSettings();
+// What `text` says as KVPOOL_FAKE_CUDA_FAIL would. Aborts with `name` otherwise.
+std::vector<Fault> ReadFaults(const char* name, const std::string& text);
 
 struct DeviceState {
   size_t used_bytes = 0;
@@ -94,6 +97,11 @@ struct Mapping {
   std::shared_ptr<Memory> memory;
   int protection = 0;  // PROT_* of mmap
 };
+// Host memory of others that is page-locked.
+struct Registration {
+  size_t bytes = 0;
+  int device = -1;  // Locked for this one's context alone; -1: for all.
+};
 struct Import {
   Mapping mapping;
   std::string handle;  // the bytes of the IPC handle
@@ -116,7 +124,8 @@ struct State {
   std::map<CUdeviceptr, Mapping> mappings;  // VMM mappings and those of cuMemAlloc
   std::map<CUdeviceptr, Import> imports;
   std::map<void*, size_t> pinned;
-  std::map<uintptr_t, size_t> registered;  // host memory of others
+  std::map<uintptr_t, Registration> registered;
+  std::function<void()> before_copy;  // see controls.h
 };
 State& TheState();
 
@@ -133,6 +142,8 @@ const char* NameOf(CUresult result);  // nullptr for an unknown number
 // Which of `registered` a range of host memory is in: its first address, or 0 for one that is in none. False: it is partly in
 // one, which no copy may be. REQUIRES: state.mu is held.
 bool FindRegistered(const State& state, const void* memory, size_t bytes, uintptr_t* first);
+// Whether what is registered at `first` is locked for this device's context. REQUIRES: state.mu is held.
+bool IsLockedFor(const State& state, uintptr_t first, int device);
 
 // The device of the thread's current context; -1 where there is none.
 int CurrentDevice();

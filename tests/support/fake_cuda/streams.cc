@@ -190,13 +190,28 @@ struct HostMemory {
     HostMemory now = *this;
     return now.Find(state) && now.registered == registered;
   }
+  // Whether the GPU of the calling thread's context has it page-locked.
+  bool IsLocked(State& state) const {
+    const std::lock_guard lock(state.mu);
+    return IsLockedFor(state, registered, CurrentDevice());
+  }
 };
+
+void BeforeCopy(State& state) {
+  std::function<void()> before;
+  {
+    const std::lock_guard lock(state.mu);
+    before = state.before_copy;
+  }
+  if (before) before();
+}
 
 // A copy to or from the device as a stream does it; it has no function where the driver refuses it.
 Work CopyIn(State& state, CUdeviceptr to, const void* from, size_t bytes) {
   HostMemory host = {from, bytes};
   if (!IsMapped(state, to, bytes, PROT_WRITE) || !host.Find(state)) return nullptr;
   return [=, &state]() mutable {
+    BeforeCopy(state);
     if (!host.IsThere(state)) return CUDA_ERROR_ILLEGAL_ADDRESS;
     MarkWritten(state, to, bytes);
     std::memcpy(reinterpret_cast<void*>(to), from, bytes);
@@ -207,6 +222,7 @@ Work CopyOut(State& state, void* to, CUdeviceptr from, size_t bytes) {
   HostMemory host = {to, bytes};
   if (!IsMapped(state, from, bytes, PROT_READ) || !host.Find(state)) return nullptr;
   return [=, &state]() mutable {
+    BeforeCopy(state);
     if (!host.IsThere(state)) return CUDA_ERROR_ILLEGAL_ADDRESS;
     if (!MayRead(state, from, bytes)) return CUDA_ERROR_LAUNCH_FAILED;
     std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
@@ -241,7 +257,7 @@ CUresult EnqueueBatch(State& state, const Batch& batch, CUstream stream) {
                    : CopyOut(state, to, batch.from[i], batch.sizes[i]);
     if (copy == nullptr || !host.Find(state)) return CUDA_ERROR_INVALID_VALUE;
     // The addresses of a batch are the GPU's. Other copies translate them.
-    if (host.registered == 0 || state.settings.without.contains("host-addresses"))
+    if (!host.IsLocked(state) || state.settings.without.contains("host-addresses"))
       copy = [] { return CUDA_ERROR_ILLEGAL_ADDRESS; };
     copies.push_back(std::move(copy));
   }
