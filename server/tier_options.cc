@@ -1,11 +1,13 @@
 #include "server/tier_options.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -23,7 +25,9 @@ namespace kvpool {
 namespace {
 
 constexpr size_t kMostPrefix = 64;
-constexpr int kMostConnections = 16;
+constexpr int kMostConnections = 16, kMostS3Connections = 128;
+constexpr size_t kMostS3Prefix = 128, kMostName = 64;
+constexpr char kUsualRegion[] = "us-east-1";
 constexpr absl::Duration kLeastTtl = absl::Seconds(1), kMostTtl = absl::Hours(24 * 365);
 constexpr size_t kMostPasswordBytes = 512;
 
@@ -34,10 +38,13 @@ struct Part {
 absl::Status Wrong(const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat(
       what,
-      "; a tier is written host:capacity=BYTES[,write=RULE], file:PATH,capacity=BYTES[,write=RULE] or "
+      "; a tier is written host:capacity=BYTES[,write=RULE], file:PATH,capacity=BYTES[,write=RULE], "
       "resp:HOST:PORT[,cluster=auto|on|off]"
       "[,tls=on|off][,ca=FILE][,cert=FILE,key=FILE][,user=NAME][,password-file=FILE][,prefix=TEXT]"
-      "[,ttl=DURATION][,connections=N][,write=RULE], and RULE is evict, seal or reuse:N"));
+      "[,ttl=DURATION][,connections=N][,write=RULE] or "
+      "s3:http[s]://HOST[:PORT]/BUCKET[,region=NAME][,style=path|virtual][,credentials-file=FILE]"
+      "[,profile=NAME][,ca=FILE][,prefix=TEXT][,connections=N][,write=RULE], and RULE is evict, seal or "
+      "reuse:N"));
 }
 
 absl::Status SetWrite(absl::string_view value, TierRule* rule) {
@@ -117,9 +124,9 @@ absl::Status SetTtl(absl::string_view value, std::chrono::milliseconds* ttl) {
   return absl::OkStatus();
 }
 
-absl::Status SetConnections(absl::string_view value, int* connections) {
-  if (!absl::SimpleAtoi(value, connections) || *connections < 1 || *connections > kMostConnections) {
-    return Wrong(absl::StrCat("connections is \"", value, "\"; must be 1 to ", kMostConnections));
+absl::Status SetConnections(absl::string_view value, int most, int* connections) {
+  if (!absl::SimpleAtoi(value, connections) || *connections < 1 || *connections > most) {
+    return Wrong(absl::StrCat("connections is \"", value, "\"; must be 1 to ", most));
   }
   return absl::OkStatus();
 }
@@ -150,7 +157,7 @@ absl::Status SetResp(const Part& part, TierOptions* options) {
   if (part.name == "password-file") return SetFile(part, &options->password_file);
   if (part.name == "prefix") return SetPrefix(part.value, &resp.prefix);
   if (part.name == "ttl") return SetTtl(part.value, &resp.ttl);
-  if (part.name == "connections") return SetConnections(part.value, &resp.connections);
+  if (part.name == "connections") return SetConnections(part.value, kMostConnections, &resp.connections);
   if (part.name == "write") return SetWrite(part.value, &options->rule);
   if (part.name != "user") return Wrong(absl::StrCat("\"", part.name, "=\" is no part of resp:"));
   if (part.value.empty()) return Wrong("user is \"\"; must be a name");
@@ -174,6 +181,82 @@ absl::StatusOr<TierOptions> ParseResp(absl::string_view address, const std::vect
   if (!options.resp.user.empty() && options.password_file.empty())
     return Wrong("user= is without password-file=");
   return options;
+}
+
+absl::Status SetS3Prefix(absl::string_view value, std::string* prefix) {
+  const bool plain = std::all_of(value.begin(), value.end(), [](unsigned char c) {
+    return absl::ascii_isalnum(c) || absl::StrContains("._-:=@+/", std::string(1, static_cast<char>(c)));
+  });
+  // A store that has its objects in folders takes these for steps.
+  const std::vector<absl::string_view> folders = absl::StrSplit(value, '/');
+  const bool steps = std::any_of(folders.begin(), folders.end(), [](absl::string_view folder) {
+    return folder.empty() || folder == "." || folder == "..";
+  });
+  if (value.size() > kMostS3Prefix || !plain || steps) {
+    return Wrong(absl::StrCat("prefix is \"", value, "\"; must be 1 to ", kMostS3Prefix,
+                              " of the letters, digits and ._-:=@+, and / between folders"));
+  }
+  *prefix = std::string(value);
+  return absl::OkStatus();
+}
+
+absl::Status SetName(const Part& part, std::string* name) {
+  const bool plain = std::all_of(part.value.begin(), part.value.end(), [](unsigned char c) {
+    return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-';
+  });
+  if (part.value.empty() || part.value.size() > kMostName || !plain) {
+    return Wrong(absl::StrCat(part.name, " is \"", part.value, "\"; must be 1 to ", kMostName,
+                              " of the letters, digits and ._-"));
+  }
+  *name = std::string(part.value);
+  return absl::OkStatus();
+}
+
+absl::Status SetS3(const Part& part, TierOptions* options) {
+  S3Tier::Options& s3 = options->s3;
+  if (part.name == "style") {
+    size_t index = 0;
+    RETURN_IF_ERROR(SetOneOf(part, {"path", "virtual"}, &index));
+    s3.client.endpoint.virtual_host = index == 1;
+    return absl::OkStatus();
+  }
+  if (part.name == "region") return SetName(part, &s3.client.region);
+  if (part.name == "credentials-file") return SetFile(part, &s3.credentials.file);
+  if (part.name == "profile") return SetName(part, &s3.credentials.profile);
+  if (part.name == "ca") return SetFile(part, &s3.client.ca_file);
+  if (part.name == "prefix") return SetS3Prefix(part.value, &s3.prefix);
+  if (part.name == "connections")
+    return SetConnections(part.value, kMostS3Connections, &s3.client.connections);
+  if (part.name == "write") return SetWrite(part.value, &options->rule);
+  return Wrong(absl::StrCat("\"", part.name, "=\" is no part of s3:"));
+}
+
+absl::StatusOr<TierOptions> ParseS3(absl::string_view url, const std::vector<Part>& parts) {
+  TierOptions options;
+  options.kind = TierKind::kS3;
+  options.rule.when = TierWrite::kReuse;
+  const absl::StatusOr<S3Endpoint> endpoint = ParseS3Endpoint({url.data(), url.size()});
+  if (!endpoint.ok()) return Wrong(std::string(endpoint.status().message()));
+  options.s3.client.endpoint = *endpoint;
+  options.s3.client.region.clear();
+  bool profile = false;
+  for (const Part& part : parts) {
+    RETURN_IF_ERROR(SetS3(part, &options));
+    profile |= part.name == "profile";
+  }
+  if (!endpoint->tls && !options.s3.client.ca_file.empty()) return Wrong("ca= is for https://");
+  if (profile && options.s3.credentials.file.empty()) return Wrong("profile= is without credentials-file=");
+  return options;
+}
+
+absl::StatusOr<std::shared_ptr<Tier>> OpenS3(const TierOptions& options) {
+  S3Tier::Options s3 = options.s3;
+  if (s3.client.region.empty()) {
+    // What AWS's tools read as well.
+    const char* const region = std::getenv("AWS_REGION");
+    s3.client.region = region == nullptr || *region == '\0' ? kUsualRegion : region;
+  }
+  return S3Tier::Open(s3);
 }
 
 absl::StatusOr<std::shared_ptr<Tier>> OpenResp(const TierOptions& options) {
@@ -201,12 +284,24 @@ absl::StatusOr<std::shared_ptr<Tier>> OpenTier(const TierOptions& options) {
       return FileTier::Open({.path = options.path, .capacity_bytes = options.capacity_bytes});
     case TierKind::kResp:
       return OpenResp(options);
+    case TierKind::kS3:
+      return OpenS3(options);
   }
   return absl::InternalError("no such tier");
 }
 
 absl::string_view NameOf(TierKind kind) {
-  return kind == TierKind::kHost ? "host" : kind == TierKind::kFile ? "file" : "resp";
+  switch (kind) {
+    case TierKind::kHost:
+      return "host";
+    case TierKind::kFile:
+      return "file";
+    case TierKind::kResp:
+      return "resp";
+    case TierKind::kS3:
+      return "s3";
+  }
+  return "";
 }
 
 }  // namespace
@@ -226,7 +321,8 @@ absl::StatusOr<TierOptions> ParseTierOptions(std::string_view text) {
   place = words[0];
   if (absl::ConsumePrefix(&place, "file:")) return ParseFile(place, parts);
   if (absl::ConsumePrefix(&place, "resp:")) return ParseResp(place, parts);
-  return Wrong(absl::StrCat("\"", words[0], "\" begins with none of host:, file: and resp:"));
+  if (absl::ConsumePrefix(&place, "s3:")) return ParseS3(place, parts);
+  return Wrong(absl::StrCat("\"", words[0], "\" begins with none of host:, file:, resp: and s3:"));
 }
 
 absl::Status CheckTogether(const std::vector<TierOptions>& tiers) {

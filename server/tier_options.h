@@ -4,6 +4,8 @@
 //   file:PATH,capacity=BYTES[,write=RULE]
 //   resp:HOST:PORT[,cluster=auto|on|off][,tls=on|off][,ca=FILE][,cert=FILE,key=FILE][,user=NAME][,password-file=FILE]
 //       [,prefix=TEXT][,ttl=DURATION][,connections=N][,write=RULE]
+//   s3:http[s]://HOST[:PORT]/BUCKET[,region=NAME][,style=path|virtual][,credentials-file=FILE][,profile=NAME][,ca=FILE]
+//       [,prefix=TEXT][,connections=N][,write=RULE]
 //
 // A RULE is evict, seal or reuse:N (TierWrite). What nodes share is written with reuse:2 if nothing else is said: of what is
 // computed most is never asked for again.
@@ -18,11 +20,12 @@
 #include "absl/status/statusor.h"
 #include "server/devices.h"
 #include "server/tiers/resp_tier.h"
+#include "server/tiers/s3_tier.h"
 #include "server/tiers/tier_set.h"
 
 namespace kvpool {
 
-enum class TierKind : uint8_t { kHost, kFile, kResp };
+enum class TierKind : uint8_t { kHost, kFile, kResp, kS3 };
 
 struct TierOptions {
   TierKind kind = TierKind::kFile;
@@ -30,11 +33,12 @@ struct TierOptions {
   uint64_t capacity_bytes = 0;  // A host or file tier's.
   RespTier::Options resp;       // A resp tier's, still without its password.
   std::string password_file;
+  S3Tier::Options s3;  // An s3 tier's; an empty region is that of the environment.
   TierRule rule;
 };
 
 // Nodes find in it what others have written.
-inline bool IsShared(TierKind kind) { return kind == TierKind::kResp; }
+inline bool IsShared(TierKind kind) { return kind == TierKind::kResp || kind == TierKind::kS3; }
 
 // INVALID_ARGUMENT says which part is wrong, and what it may be.
 absl::StatusOr<TierOptions> ParseTierOptions(std::string_view text);

@@ -14,7 +14,7 @@ RespNode::RespNode(RespLoop* loop, const RespSettings* settings, const Options& 
       options_(options),
       endpoint_(endpoint),
       answer_(std::move(answer)),
-      pause_(options.first_pause) {}
+      breaker_(options.first_pause, options.longest_pause) {}
 
 bool RespNode::queued() const {
   return std::any_of(queues_.begin(), queues_.end(), [](const auto& queue) { return !queue.empty(); });
@@ -27,7 +27,7 @@ bool RespNode::idle() const {
 
 bool RespNode::has_work() const {
   if (!queued()) return false;
-  return breaker_ != Breaker::kClosed || connections_.empty() ||
+  return !breaker_.closed() || connections_.empty() ||
          std::any_of(connections_.begin(), connections_.end(), [](const auto& connection) {
            return connection->has_room() || connection->state() == RespConnection::State::kClosed;
          });
@@ -46,22 +46,16 @@ void RespNode::Connect() {
 }
 
 void RespNode::Open(Clock::time_point now) {
-  if (breaker_ == Breaker::kClosed) {
+  if (breaker_.closed()) {
     LogWarning(
         "tier's node is left alone",
         {{"node", TextOf(endpoint_)}, {"why", connections_.empty() ? "" : connections_.front()->why()}});
   }
-  breaker_ = Breaker::kOpen;
-  open_until_ = now + pause_;
-  pause_ = std::min(2 * pause_, options_.longest_pause);
+  breaker_.Open(now);
 }
 
 void RespNode::DropClosed(Clock::time_point now) {
-  // What connections of before still say does not make a node good that is left alone.
-  if (std::exchange(replies_, 0) > 0 && breaker_ == Breaker::kClosed) {
-    failures_ = 0;
-    pause_ = options_.first_pause;
-  }
+  if (std::exchange(replies_, 0) > 0) breaker_.Replied();
   std::vector<RespRequest> lost;
   // The first one that is closed says why, if it opens the breaker.
   std::stable_partition(connections_.begin(), connections_.end(), [](const auto& connection) {
@@ -71,13 +65,13 @@ void RespNode::DropClosed(Clock::time_point now) {
   for (const auto& connection : connections_) {
     if (connection->state() != RespConnection::State::kClosed) continue;
     for (RespRequest& request : connection->TakeLost()) lost.push_back(std::move(request));
-    if (!connection->closed_idle()) opens |= ++failures_ >= kMostFailures;
+    if (!connection->closed_idle()) opens |= breaker_.Failed();
   }
-  if (opens && breaker_ == Breaker::kClosed) Open(now);
+  if (opens) Open(now);
   std::erase_if(connections_,
                 [](const auto& connection) { return connection->state() == RespConnection::State::kClosed; });
   // The one that was to try it is gone.
-  if (breaker_ == Breaker::kHalfOpen && connections_.empty()) Open(now);
+  if (breaker_.state() == CircuitBreaker::State::kHalfOpen && connections_.empty()) Open(now);
   for (RespRequest& request : lost) answer_(this, std::move(request), nullptr);
 }
 
@@ -120,25 +114,24 @@ void RespNode::Assign() {
 RespNode::Clock::time_point RespNode::Pump(Clock::time_point now) {
   for (const auto& connection : connections_) connection->Check(now);
   DropClosed(now);
-  if (breaker_ == Breaker::kOpen) {
+  if (breaker_.state() == CircuitBreaker::State::kOpen) {
     FailQueue();
-    if (now < open_until_) {
-      Clock::time_point due = open_until_;
+    if (now < breaker_.open_until()) {
+      Clock::time_point due = breaker_.open_until();
       for (const auto& connection : connections_) due = std::min(due, connection->due());
       return due;
     }
-    breaker_ = Breaker::kHalfOpen;
+    breaker_.TryAgain();
     if (connections_.empty()) Connect();
   }
-  if (breaker_ == Breaker::kHalfOpen) {
+  if (breaker_.state() == CircuitBreaker::State::kHalfOpen) {
     FailQueue();
     if (std::any_of(connections_.begin(), connections_.end(), [](const auto& c) { return c->ready(); })) {
-      breaker_ = Breaker::kClosed;
-      failures_ = kMostFailures - 1;
+      breaker_.Close();
       LogInfo("tier's node is back", {{"node", TextOf(endpoint_)}});
     }
   }
-  if (breaker_ == Breaker::kClosed) Assign();
+  if (breaker_.closed()) Assign();
   Clock::time_point due = Clock::time_point::max();
   for (const auto& connection : connections_) {
     connection->Flush();

@@ -1,10 +1,7 @@
 // One node of a RESP store: its connections, what waits for them, and the circuit breaker in front of it.
 //
-//   closed     requests go to the connections, which are made as they are needed
-//   open       kMostFailures connections failed in a row: requests fail at once, for a pause that doubles each time
-//   half open  the pause is over: one connection is tried; if it comes up the breaker is closed, and one more failure opens it again
-//
-// A reply to a request is what ends a row of failures. Not thread-safe.
+// A connection that fails is a failure to the breaker (circuit_breaker.h), and so is one that does not come up when the node is tried again:
+// one is made for that. Not thread-safe.
 #ifndef KVPOOL_SERVER_TIERS_RESP_NODE_H_
 #define KVPOOL_SERVER_TIERS_RESP_NODE_H_
 
@@ -16,6 +13,7 @@
 #include <memory>
 #include <vector>
 
+#include "server/tiers/circuit_breaker.h"
 #include "server/tiers/resp_connection.h"
 
 namespace kvpool {
@@ -25,19 +23,17 @@ class RespNode {
   using Clock = RespConnection::Clock;
   // What became of a request; null: it was not sent, or its connection failed.
   using Answer = std::function<void(RespNode* node, RespRequest request, const RespReply* reply)>;
-  enum class Breaker : uint8_t { kClosed, kOpen, kHalfOpen };
   struct Options {
     int connections = 4;
     std::chrono::milliseconds first_pause{500}, longest_pause{30000};
   };
-  static constexpr int kMostFailures = 3;
 
   // All that are pointed to outlive it.
   RespNode(RespLoop* loop, const RespSettings* settings, const Options& options, const RespEndpoint& endpoint,
            Answer answer);
 
   const RespEndpoint& endpoint() const { return endpoint_; }
-  Breaker breaker() const { return breaker_; }
+  CircuitBreaker::State breaker() const { return breaker_.state(); }
   bool idle() const;
   // Pump would do something at once.
   bool has_work() const;
@@ -62,10 +58,7 @@ class RespNode {
   const Answer answer_;
   std::vector<std::unique_ptr<RespConnection>> connections_;
   std::array<std::deque<RespRequest>, 3> queues_;  // Indexed by rank.
-  Breaker breaker_ = Breaker::kClosed;
-  int failures_ = 0;
-  std::chrono::milliseconds pause_;
-  Clock::time_point open_until_;
+  CircuitBreaker breaker_;
   uint32_t attempts_ = 0;
   uint64_t replies_ = 0;  // Those to requests.
 };

@@ -27,7 +27,7 @@ RespNode* RespRouter::NodeAt(const RespEndpoint& endpoint) {
 
 size_t RespRouter::nodes_down() const {
   return static_cast<size_t>(std::count_if(nodes_.begin(), nodes_.end(), [](const auto& node) {
-    return node.second->breaker() != RespNode::Breaker::kClosed;
+    return node.second->breaker() != CircuitBreaker::State::kClosed;
   }));
 }
 
@@ -65,7 +65,7 @@ void RespRouter::Refresh(Clock::time_point now) {
   refresh_at_ = now + options_.refresh_pause;
   std::vector<RespNode*> reachable;
   for (const auto& [endpoint, node] : nodes_) {
-    if (node->breaker() == RespNode::Breaker::kClosed) reachable.push_back(node.get());
+    if (node->breaker() == CircuitBreaker::State::kClosed) reachable.push_back(node.get());
   }
   RespNode* const node =
       reachable.empty() ? NodeAt(options_.seed) : reachable[++refreshes_ % reachable.size()];

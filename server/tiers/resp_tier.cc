@@ -17,7 +17,7 @@ using Clock = std::chrono::steady_clock;
 // A refusal is told of no more often than this.
 constexpr auto kWarnPause = std::chrono::seconds(10);
 // Values that are unlinked at a time, and pieces of one that a request names.
-constexpr size_t kUnlinkedTogether = 64;
+constexpr size_t kValuesTogether = 64;
 // Keys that are looked at, or forgotten, under one hold of known_mu_: some 0.2 ms. Whoever wants it then is let in: he may have a
 // space's mutex.
 constexpr size_t kKnownTogether = 256;
@@ -216,7 +216,7 @@ void RespTier::Run() {
       erasures = erasures_;
       stopping = stopping_;
     }
-    if (stopping) return AnswerAll(std::move(came));
+    if (stopping) return AnswerAll(came);
     for (const TaskRef& task : came) Begin(task);
     for (const ErasureRef& erasure : erasures) Advance(erasure);
     std::vector<TierKey> asks;
@@ -237,7 +237,7 @@ void RespTier::Run() {
   }
 }
 
-void RespTier::AnswerAll(std::vector<TaskRef> came) {
+void RespTier::AnswerAll(const std::vector<TaskRef>& came) {
   for (const TaskRef& task : came) Answer(task, TierResult::kFailed);
   while (!under_way_.empty()) Answer(TaskRef(*under_way_.begin()), TierResult::kFailed);
   std::vector<ErasureRef> erasures;
@@ -490,7 +490,7 @@ void RespTier::Advance(const ErasureRef& erasure) {
     // Nobody stores one in the belief that it is there.
     ForAll(erasure->keys, &KnownKeys::Forget);
   }
-  while (erasure->next < erasure->keys.size() && erasure->unanswered.size() < kUnlinkedTogether) {
+  while (erasure->next < erasure->keys.size() && erasure->unanswered.size() < kValuesTogether) {
     const TierKey& key = erasure->keys[erasure->next++];
     erasure->unanswered.insert(key);
     FindPieces(erasure, key, kPiecesTogether);

@@ -4,7 +4,7 @@
 // question in a queue. One is enough: what a node of the store moves goes through one thread of its own.
 //
 // What is there is known only to the store, which others write to and which evicts by rules of its own. Exists answers from
-// what was stored, found or asked about a moment ago (resp_known.h); other keys are asked about, for the next one who wants
+// what was stored, found or asked about a moment ago (known_keys.h); other keys are asked about, for the next one who wants
 // to know. While no node of the store can be reached, nothing is there.
 #ifndef KVPOOL_SERVER_TIERS_RESP_TIER_H_
 #define KVPOOL_SERVER_TIERS_RESP_TIER_H_
@@ -23,7 +23,7 @@
 #include "absl/status/statusor.h"
 #include "proto/support/mutex.h"
 #include "server/base/histogram.h"
-#include "server/tiers/resp_known.h"
+#include "server/tiers/known_keys.h"
 #include "server/tiers/resp_router.h"
 #include "server/tiers/resp_value.h"
 #include "server/tiers/tier.h"
@@ -115,7 +115,7 @@ class RespTier final : public Tier {
   RespTier(const Options& options, std::shared_ptr<SSL_CTX> tls);
   void Enqueue(std::vector<TaskRef> tasks) ABSL_LOCKS_EXCLUDED(mu_);
   void Run() ABSL_LOCKS_EXCLUDED(mu_);
-  void AnswerAll(std::vector<TaskRef> came);
+  void AnswerAll(const std::vector<TaskRef>& came);
   // The load or store of a task begins.
   void Begin(const TaskRef& task);
   void Answer(const TaskRef& task, TierResult result) ABSL_LOCKS_EXCLUDED(mu_, known_mu_);

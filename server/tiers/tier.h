@@ -93,7 +93,7 @@ class Tier {
  public:
   // What is under way is answered first.
   virtual ~Tier() = default;
-  // A label of metrics: "file", "resp".
+  // A label of metrics: "file", "resp", "s3".
   virtual std::string_view name() const = 0;
   // What it has is there for the next daemon.
   virtual bool lasting() const { return true; }

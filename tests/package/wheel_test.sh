@@ -31,7 +31,7 @@ inside '
   ldd "$VIRTUAL_ENV"/lib/python3*/site-packages/kvpool/_core*.so >/tmp/libraries
   if ! grep -q libprotobuf /tmp/libraries || grep -E "libgrpc|libgpr" /tmp/libraries; then exit 1; fi
   cd "$VIRTUAL_ENV"/lib/python3*/site-packages  # Each library that others made comes with its license.
-  for package in libgrpc29 libgrpc++1.51 libprotobuf32 libabsl20220623 libssl3 libre2-9 libc-ares2 nanobind nlohmann-json3-dev; do
+  for package in libgrpc29 libgrpc++1.51 libprotobuf32 libabsl20220623 libcurl4 libssl3 libre2-9 libc-ares2 nanobind nlohmann-json3-dev; do
     [ -s kvpool/licenses/$package ]
   done
   python -c "import kvpool; assert kvpool.__version__ == \"'"$version"'\"; import kvpool_vllm, kvpool_llama_cpp.library"

@@ -173,8 +173,9 @@ TEST(SettingsTest, ATierIsAFolderAndACapacity) {
   EXPECT_THAT(ParseSettings({})->tiers, testing::IsEmpty());
   EXPECT_THAT(ParseSettings({"--tier="})->tiers, testing::IsEmpty());
   const auto error = [](const std::string& text) { return Error(ParseSettings({"--tier=" + text})); };
-  EXPECT_THAT(error("redis:/x"),
-              HasSubstr("\"redis:/x\" begins with none of host:, file: and resp:; a tier is written host:"));
+  EXPECT_THAT(
+      error("redis:/x"),
+      HasSubstr("\"redis:/x\" begins with none of host:, file:, resp: and s3:; a tier is written host:"));
   EXPECT_THAT(error("file:kv,capacity=1GiB"), HasSubstr("\"kv\" is no absolute path"));
   EXPECT_THAT(error("file:/kv"), HasSubstr("capacity is 0 bytes; must be at least 1048576"));
   EXPECT_THAT(error("file:/kv,capacity=some"), HasSubstr("capacity: \"some\""));
@@ -265,6 +266,64 @@ TEST(SettingsTest, AWrongPartOfASharedTierIsNamed) {
   EXPECT_THAT(error("kv:1,capacity=1GiB"), HasSubstr("\"capacity=\" is no part of resp:"));
   EXPECT_THAT(Error(ParseSettings({"--tier=resp:kv:1"})),
               HasSubstr("--tier-key-file=: must name a file with the secret that all nodes"));
+}
+
+TEST(SettingsTest, ATierIsABucketThatNodesShare) {
+  const std::string key = "--tier-key-file=/k";
+  const auto least = ParseSettings({"--tier=s3:https://s3.example/kv-cache", key});
+  ASSERT_TRUE(least.ok()) << least.status();
+  const S3Tier::Options& s3 = least->tiers.at(0).s3;
+  EXPECT_EQ(TextOf(s3.client.endpoint), "https://s3.example/kv-cache");
+  EXPECT_FALSE(s3.client.endpoint.virtual_host);
+  EXPECT_EQ(s3.client.region, "") << "the environment may say it";
+  EXPECT_EQ(s3.credentials.file, "");
+  EXPECT_EQ(s3.prefix, "kvpool");
+  EXPECT_EQ(TextOf(least->tiers[0].rule), "reuse:2");
+
+  const auto all =
+      ParseSettings({"--tier=s3:https://[::1]:9000/"
+                     "kv.cache-1,region=eu-west-1,style=virtual,credentials-file=/c,profile=kv,"
+                     "ca=/ca,prefix=a=b@c/d,connections=128,write=evict",
+                     key});
+  ASSERT_TRUE(all.ok()) << all.status();
+  const S3Tier::Options& given = all->tiers.at(0).s3;
+  EXPECT_EQ(TextOf(given.client.endpoint), "https://[::1]:9000/kv.cache-1");
+  EXPECT_TRUE(given.client.endpoint.virtual_host);
+  EXPECT_EQ(given.client.region, "eu-west-1");
+  EXPECT_EQ(given.credentials.file + given.client.ca_file, "/c/ca");
+  EXPECT_EQ(given.credentials.profile, "kv");
+  EXPECT_EQ(given.prefix, "a=b@c/d");
+  EXPECT_EQ(given.client.connections, 128);
+  EXPECT_EQ(TextOf(all->tiers[0].rule), "evict");
+}
+
+TEST(SettingsTest, AWrongPartOfABucketIsNamed) {
+  const auto error = [](const std::string& text) {
+    return Error(ParseSettings({"--tier=s3:" + text, "--tier-key-file=/k"}));
+  };
+  const std::string place = "https://s3.example/kvs";
+  EXPECT_THAT(error("s3.example/kvs"),
+              HasSubstr("\"s3.example/kvs\" begins with neither https:// nor http://"));
+  EXPECT_THAT(error("https://s3.example"), HasSubstr("names no bucket"));
+  EXPECT_THAT(error("https://s3.example/KV"), HasSubstr("has the bucket \"KV\", not 3 to 63"));
+  EXPECT_THAT(error(place + ",region="), HasSubstr("region is \"\"; must be 1 to 64 of"));
+  EXPECT_THAT(error(place + ",region=a b"), HasSubstr("region is \"a b\""));
+  EXPECT_THAT(error(place + ",style=dns"), HasSubstr("style is \"dns\"; must be path, virtual"));
+  EXPECT_THAT(error(place + ",credentials-file=c"), HasSubstr("credentials-file is \"c\", no absolute path"));
+  EXPECT_THAT(error(place + ",profile=kv"), HasSubstr("profile= is without credentials-file="));
+  EXPECT_THAT(error("http://s3.example/kvs,ca=/ca"), HasSubstr("ca= is for https://"));
+  for (const char* const prefix :
+       {"", "/a", "a/", "a//b", "..", "a/../b", "./a", "a b", "a%20b", "\xc3\xa4"}) {
+    EXPECT_THAT(error(absl::StrCat(place, ",prefix=", prefix)),
+                HasSubstr(absl::StrCat("prefix is \"", prefix, "\"; must be 1 to 128 of")));
+  }
+  EXPECT_THAT(error(place + ",connections=129"), HasSubstr("connections is \"129\"; must be 1 to 128"));
+  EXPECT_THAT(error(place + ",connections=0"), HasSubstr("must be 1 to 128"));
+  EXPECT_THAT(error(place + ",write=reuse"),
+              HasSubstr("write is \"reuse\"; must be evict, seal, or reuse:2 to reuse:63"));
+  EXPECT_THAT(error(place + ",ttl=1h"), HasSubstr("\"ttl=\" is no part of s3:"));
+  EXPECT_THAT(Error(ParseSettings({"--tier=s3:" + place})),
+              HasSubstr("--tier-key-file=: must name a file with the secret"));
 }
 
 // ---- Capacity

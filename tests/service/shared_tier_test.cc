@@ -11,6 +11,7 @@
 #include "server/tiers/resp_tier.h"
 #include "tests/service/service_fixture.h"
 #include "tests/tiers/redis_server.h"
+#include "tests/tiers/s3_server.h"
 
 namespace kvpool {
 namespace {
@@ -18,8 +19,9 @@ namespace {
 // A daemon of one slab, and an engine whose blocks have their key as their bytes.
 class Node : public ServiceTest {
  public:
-  Node(const RedisServer& store, const std::string& secret, TierWrite write = TierWrite::kSeal) {
-    std::unique_ptr<RespTier> tier = OpenResp(RespOptions(store.endpoint()));
+  Node(const RedisServer& store, const std::string& secret, TierWrite write = TierWrite::kSeal)
+      : Node(OpenResp(RespOptions(store.endpoint())), secret, write) {}
+  Node(std::unique_ptr<Tier> tier, const std::string& secret, TierWrite write = TierWrite::kSeal) {
     tier_ = tier.get();
     options_.tiers = {{std::move(tier), {.when = write}}};
     options_.tier_secret = secret;
@@ -76,7 +78,7 @@ class Node : public ServiceTest {
   char* At(uint64_t ref) const {
     return scripts_.back()->memory + Index(BlockRef::Unpack(ref).id) * kBlockBytes;
   }
-  RespTier* tier_ = nullptr;
+  Tier* tier_ = nullptr;
   std::unique_ptr<Engine> engine_;
 };
 
@@ -145,6 +147,32 @@ TEST_F(SharedTier, WithoutTheStoreNoVerbFails) {
   EXPECT_EQ(second_->counters().demoted, 0);
   EXPECT_TRUE(Eventually([&] { return second_->usage().nodes_down == 1; }));
   EXPECT_EQ(second_->Await(Keys("n", 4)).tokens(), 0);
+}
+
+// The same in a bucket: a server of it takes 3 seconds to start.
+TEST(SharedBucket, WhatOneNodeComputesAnotherFindsAndWithoutTheStoreNoVerbFails) {
+  if (S3Server::Program().empty()) GTEST_SKIP() << "no weed: deploy/install_deps.sh test installs one";
+  S3Server store;
+  const S3Tier::Options options = S3Options(store);
+  const std::string secret(32, 's');
+  Node first(OpenS3(options), secret), second(OpenS3(options), secret), third(OpenS3(options), secret),
+      other(OpenS3(options), std::string(32, 't'));
+  const std::vector<std::string> keys = Keys("k", 10);
+  first.Compute(keys);
+  EXPECT_EQ(second.Await(keys).tokens(), 160);
+  EXPECT_EQ(second.counters().promoted, 10);
+  EXPECT_EQ(other.Await(keys).tokens(), 0);
+  EXPECT_EQ(third.Match(keys).below_tokens(), 0);
+  EXPECT_TRUE(Eventually([&] { return third.Match(keys).below_tokens() == 160; }));
+  store.Kill();
+  EXPECT_EQ(third.Await(keys).tokens(), 0);
+  third.Compute(keys);
+  EXPECT_EQ(third.Match(keys).tokens(), 160);
+  EXPECT_TRUE(Eventually([&] {
+    third.Await(Keys("n", 4));
+    return third.usage().nodes_down == 1;
+  }));
+  EXPECT_EQ(third.Await(Keys("m", 4)).tokens(), 0);
 }
 
 }  // namespace

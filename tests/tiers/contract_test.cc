@@ -11,6 +11,7 @@
 #include "server/tiers/host_tier.h"
 #include "tests/tiers/faulty_tier.h"
 #include "tests/tiers/redis_server.h"
+#include "tests/tiers/s3_server.h"
 #include "tests/tiers/tier_fixture.h"
 
 namespace kvpool {
@@ -23,6 +24,7 @@ constexpr uint64_t kCapacity = 4 << 20;
 
 struct Kind {
   const char* name;
+  const char* missing;  // Why `open` answers null.
   std::function<std::unique_ptr<Tier>(const std::string& folder)> open;
 };
 
@@ -43,10 +45,16 @@ std::unique_ptr<Tier> OpenOnServer(const std::string&) {
 
 std::unique_ptr<Tier> OpenHost(const std::string&) { return std::make_unique<HostTier>(kCapacity); }
 
+std::unique_ptr<Tier> OpenInBucket(const std::string&) {
+  if (S3Server::Program().empty()) return nullptr;
+  static S3Server server;
+  return OpenS3(S3Options(server));
+}
+
 class TierContract : public testing::TestWithParam<Kind> {
  protected:
   void SetUp() override {
-    if (tier_ == nullptr) GTEST_SKIP() << "no redis-server: deploy/install_deps.sh test installs one";
+    if (tier_ == nullptr) GTEST_SKIP() << GetParam().missing << ": deploy/install_deps.sh test installs one";
   }
   TierFolder folder_;
   std::unique_ptr<Tier> tier_ = GetParam().open(folder_.path());
@@ -203,14 +211,15 @@ TEST_P(TierContract, ManyThreadsAtOnce) {
   EXPECT_EQ(tier_->usage().counters.corrupt, 0);
 }
 
-const Kind kHost{"Host", OpenHost};
-const Kind kFile{"File", OpenFile};
-const Kind kFaulty{"Faulty",
+const Kind kHost{"Host", "", OpenHost};
+const Kind kFile{"File", "", OpenFile};
+const Kind kFaulty{"Faulty", "",
                    [](const std::string& folder) { return std::make_unique<FaultyTier>(OpenFile(folder)); }};
-const Kind kResp{"Resp", OpenOnServer};
+const Kind kResp{"Resp", "no redis-server", OpenOnServer};
+const Kind kS3{"S3", "no weed", OpenInBucket};
 std::string NameOf(const testing::TestParamInfo<Kind>& info) { return info.param.name; }
 
-INSTANTIATE_TEST_SUITE_P(Tiers, TierContract, testing::Values(kHost, kFile, kFaulty, kResp), NameOf);
+INSTANTIATE_TEST_SUITE_P(Tiers, TierContract, testing::Values(kHost, kFile, kFaulty, kResp, kS3), NameOf);
 INSTANTIATE_TEST_SUITE_P(Tiers, BoundedTierContract, testing::Values(kHost, kFile, kFaulty), NameOf);
 
 }  // namespace

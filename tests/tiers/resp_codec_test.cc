@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/tiers/known_keys.h"
 #include "server/tiers/resp_cluster.h"
-#include "server/tiers/resp_known.h"
 #include "server/tiers/resp_value.h"
 #include "tests/tiers/tier_fixture.h"
 

@@ -1,7 +1,7 @@
 // What a daemon knows of a store that others write to as well: which keys were there a moment ago, and which were not. At most
 // kMost of them, the least recently used one goes first.
-#ifndef KVPOOL_SERVER_TIERS_RESP_KNOWN_H_
-#define KVPOOL_SERVER_TIERS_RESP_KNOWN_H_
+#ifndef KVPOOL_SERVER_TIERS_KNOWN_KEYS_H_
+#define KVPOOL_SERVER_TIERS_KNOWN_KEYS_H_
 
 #include <chrono>
 #include <cstddef>
@@ -102,4 +102,4 @@ class KnownKeys {
 
 }  // namespace kvpool
 
-#endif  // KVPOOL_SERVER_TIERS_RESP_KNOWN_H_
+#endif  // KVPOOL_SERVER_TIERS_KNOWN_KEYS_H_

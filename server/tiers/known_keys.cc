@@ -1,4 +1,4 @@
-#include "server/tiers/resp_known.h"
+#include "server/tiers/known_keys.h"
 
 #include <iterator>
 
