@@ -179,7 +179,7 @@ void AddDaemonFlags(CommandLine* line, Flags* flags) {
       "have write=evict, of what is "
       "about to "
       "leave the pool, write=seal, of all, or write=reuse:N, of what N requests had (evict; resp: and s3: "
-      "reuse:2). "
+      "seal). "
       "It may be "
       "given once for each kind; what several have is loaded from the fastest");
   flags->Add(

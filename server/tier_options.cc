@@ -168,7 +168,7 @@ absl::Status SetResp(const Part& part, TierOptions* options) {
 absl::StatusOr<TierOptions> ParseResp(absl::string_view address, const std::vector<Part>& parts) {
   TierOptions options;
   options.kind = TierKind::kResp;
-  options.rule.when = TierWrite::kReuse;
+  options.rule.when = TierWrite::kSeal;
   const auto endpoint = ParseRespEndpoint({address.data(), address.size()});
   if (!endpoint.has_value()) return Wrong(absl::StrCat("\"", address, "\" is no HOST:PORT"));
   options.resp.endpoint = *endpoint;
@@ -234,7 +234,7 @@ absl::Status SetS3(const Part& part, TierOptions* options) {
 absl::StatusOr<TierOptions> ParseS3(absl::string_view url, const std::vector<Part>& parts) {
   TierOptions options;
   options.kind = TierKind::kS3;
-  options.rule.when = TierWrite::kReuse;
+  options.rule.when = TierWrite::kSeal;
   const absl::StatusOr<S3Endpoint> endpoint = ParseS3Endpoint({url.data(), url.size()});
   if (!endpoint.ok()) return Wrong(std::string(endpoint.status().message()));
   options.s3.client.endpoint = *endpoint;

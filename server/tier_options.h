@@ -7,8 +7,8 @@
 //   s3:http[s]://HOST[:PORT]/BUCKET[,region=NAME][,style=path|virtual][,credentials-file=FILE][,profile=NAME][,ca=FILE]
 //       [,prefix=TEXT][,connections=N][,write=RULE]
 //
-// A RULE is evict, seal or reuse:N (TierWrite). What nodes share is written with reuse:2 if nothing else is said: of what is
-// computed most is never asked for again.
+// A RULE is evict, seal or reuse:N (TierWrite). What nodes share is written with seal if nothing else is said: what is
+// asked for again is mostly asked for once (server/README.md has figures).
 #ifndef KVPOOL_SERVER_TIER_OPTIONS_H_
 #define KVPOOL_SERVER_TIER_OPTIONS_H_
 

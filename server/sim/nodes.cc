@@ -53,8 +53,8 @@ class Router {
   static constexpr uint32_t kNobody = UINT32_MAX;
   const Workload& workload_;
   const Route route_;
-  std::vector<uint64_t> sent_;   // By node.
-  std::vector<uint32_t> last_;   // By content: who was asked for it.
+  std::vector<uint64_t> sent_;  // By node.
+  std::vector<uint32_t> last_;  // By content: who was asked for it.
 };
 
 absl::StatusOr<NodesResult> ReplayOne(const Workload& workload, const NodesOptions& options,

@@ -194,7 +194,7 @@ void Below::Sealed(BlockRef ref, const BlockKey& key, uint32_t uses) {
   if (uses_.has_value()) (*uses_)[Index(ref.id)] = static_cast<uint8_t>(uses);
   if (tiers_->takes(TierOffer::kSealed))
     List({.block = {ref, key}, .offer = TierOffer::kSealed, .uses = uses});
-  // One that moved may have been listed where it was.
+  // One that moved may have been listed where it was; one that has left before, and was computed again, is had twice.
   if (uses > 1 && tiers_->takes(TierOffer::kReused))
     List({.block = {ref, key}, .offer = TierOffer::kReused, .uses = uses});
 }

@@ -126,10 +126,11 @@ class Below {
     uint32_t uses = 0;          // See uses().
     TierSet::Members owed = 0;  // 0: all that its rules name; otherwise these, or some of them.
   };
-  // Of a block that was sealed, or that took the content of one which so many requests had.
+  // Of a block that was sealed, and of whose content it is known that so many requests had it.
   void Sealed(BlockRef ref, const BlockKey& key, uint32_t uses = 1);
   // Of blocks that a match has found, or that were computed again: one more request has them.
   void Reused(absl::Span<const uint64_t> refs);
+  bool counts_uses() const { return uses_.has_value(); }
   // So many requests had the block since it was sealed, the one that computed it included. Kept only if a tier asks for it.
   uint32_t uses(BlockId id) const { return uses_.has_value() ? (*uses_)[Index(id)] : 0; }
   // Those that were sealed or reused, and those that are owed to one of `taking`, taken from their lists; whoever does not copy

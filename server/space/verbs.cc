@@ -292,6 +292,9 @@ void BlockVerbs::Seal(Session* session, const v1::Seal& seal, const Part& part, 
   const BlockKey* in_front = front_key.empty() ? nullptr : &parent;
   // A session that is ready has mapped all slabs of the pool.
   const uint32_t mapped_end = session->ready ? UINT32_MAX : state_.sessions.blocks_mapped_by(*session);
+  had_before_.assign(refs_.size(), false);
+  for (size_t i = 0; state_.below.counts_uses() && i < refs_.size(); ++i)
+    had_before_[i] = state_.pool.EvictedAgo(entries_[i].keys.back(), now).ok();
   state_.pool.Seal(session->holder, now, in_front, entries_, absl::MakeSpan(outcomes_), mapped_end);
   if (event_log_ != nullptr) LogSeal(*session, now, seal, in_front);
   result->mutable_canonical()->Reserve(seal.blocks_size());
@@ -304,7 +307,7 @@ void BlockVerbs::Seal(Session* session, const v1::Seal& seal, const Part& part, 
     } else if (outcome.verdict == Verdict::kDone) {
       state_.sessions.SetSealer(outcome.canonical.id, *session);
       state_.checks.Sealed(outcome.canonical);
-      state_.below.Sealed(outcome.canonical, entries_[i].keys.back());
+      state_.below.Sealed(outcome.canonical, entries_[i].keys.back(), had_before_[i] ? 2 : 1);
     } else if (outcome.verdict == Verdict::kDuplicate) {
       const uint64_t canonical = outcome.canonical.Pack();
       state_.below.Reused({&canonical, 1});

@@ -96,6 +96,7 @@ class BlockVerbs {
   std::vector<BlockKey> keys_;
   std::vector<SealEntry> entries_;
   std::vector<SealVerdict> outcomes_;
+  std::vector<bool> had_before_;  // Parallel to them: it has left the pool, which remembers it.
   std::vector<GroupQuery> queries_;
   MatchOutcome match_;
   std::vector<uint64_t> event_words_;

@@ -226,7 +226,7 @@ TEST(SettingsTest, ATierIsAServerThatNodesShare) {
   EXPECT_EQ(resp.endpoint, (RespEndpoint{"kv.example", 6379}));
   EXPECT_EQ(resp.cluster, RespCluster::kAuto);
   EXPECT_FALSE(resp.tls.on);
-  EXPECT_EQ(TextOf(least->tiers[0].rule), "reuse:2");
+  EXPECT_EQ(TextOf(least->tiers[0].rule), "seal");
 
   const auto all = ParseSettings(
       {"--tier=resp:[::1]:7000,cluster=on,tls=on,ca=/ca,cert=/c,key=/p,user=kv,password-file=/w,prefix=a.b:c,"
@@ -278,7 +278,7 @@ TEST(SettingsTest, ATierIsABucketThatNodesShare) {
   EXPECT_EQ(s3.client.region, "") << "the environment may say it";
   EXPECT_EQ(s3.credentials.file, "");
   EXPECT_EQ(s3.prefix, "kvpool");
-  EXPECT_EQ(TextOf(least->tiers[0].rule), "reuse:2");
+  EXPECT_EQ(TextOf(least->tiers[0].rule), "seal");
 
   const auto all =
       ParseSettings({"--tier=s3:https://[::1]:9000/"

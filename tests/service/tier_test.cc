@@ -278,8 +278,9 @@ TEST_F(TierTest, OnlyWhatIsUsedAgainIsWritten) {
   PushOut();
   EXPECT_EQ(tier_->usage().counters.stored, 0u) << "nobody asked again";
   EXPECT_EQ(Unwritten(), 0u) << "and nothing is missing for that";
-  Compute(keys_);
-  const std::vector<std::string> first = {keys_.begin(), keys_.begin() + 4};
+  const std::vector<std::string> keys = Keys("m", 10);
+  Compute(keys);
+  const std::vector<std::string> first = {keys.begin(), keys.begin() + 4};
   LetGo(engine_->Match(first));
   Move();
   EXPECT_EQ(tier_->usage().values, 4u);
@@ -288,7 +289,19 @@ TEST_F(TierTest, OnlyWhatIsUsedAgainIsWritten) {
   EXPECT_EQ(tier_->usage().counters.stored, 4u) << "once";
   PushOut();
   EXPECT_EQ(Unwritten(), 0u);
-  EXPECT_EQ(Await(keys_).tokens(), 64u);
+  EXPECT_EQ(Await(keys).tokens(), 64u);
+}
+
+// The pool remembers what left it.
+TEST_F(TierTest, WhatIsComputedAgainIsUsedAgain) {
+  Begin(TierWrite::kReuse, 8);
+  Compute(keys_);
+  const std::vector<uint64_t> all = engine_->Lease(126);
+  engine_->Release(all);
+  ASSERT_EQ(engine_->Match(keys_).tokens(), 0u);
+  Compute(keys_);
+  Move();
+  EXPECT_EQ(tier_->usage().values, 10u);
 }
 
 TEST_F(TierTest, WhatCameUpIsCountedAnew) {
