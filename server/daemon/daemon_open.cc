@@ -201,8 +201,8 @@ absl::StatusOr<std::shared_ptr<Space>> Daemon::MakeSpace(SpaceFacts facts,
                {{"space", of_space.id}, {"value_bytes", value_bytes}, {"most_value_bytes", most}});
     return space;
   }
-  SpaceLock lock(*space);
   return OrExhausted(what, [&] {
+    SpaceLock lock(*space);
     space->state.below.Use(tiers_.get());
     return space;
   });

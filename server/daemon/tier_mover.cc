@@ -228,7 +228,8 @@ bool TierMover::AskFor(Job* job) {
     job->fetches.push_back(std::move(fetch));
   }
   if (loads.empty()) return false;
-  const auto left = std::chrono::milliseconds(promotion.until_ms - job->space->NowMs());
+  const uint64_t now = job->space->NowMs();
+  const std::chrono::milliseconds left(promotion.until_ms - std::min(promotion.until_ms, now));
   tiers_.Load(std::move(loads), std::chrono::steady_clock::now() + left,
               [asked, mail = mail_](size_t index, TierResult result) {
                 const std::shared_ptr<Fetch> fetch = (*asked)[index].lock();
@@ -361,13 +362,17 @@ void TierMover::Finish(Job* job) {
 
 // ----------------------------------------------------------------------------------------------------- down
 
-TierSet::Members TierMover::Taking(const Space& space) {
+TierSet::Members TierMover::Taking(const Space& space, std::array<uint64_t, TierSet::kMost>* room) {
   MutexLock lock(&mail_->mu);
   const size_t members = tiers_.members().size();
   TierSet::Members taking = 0;
   for (size_t member = 0; member < members; ++member) {
     // One that is slow leaves the others their part of the buffers.
-    bool takes = members == 1 || mail_->bytes_down[member] < buffer_bytes_ / members;
+    const uint64_t down = mail_->bytes_down[member];
+    const uint64_t most =
+        members == 1 ? UINT64_MAX : std::max(buffer_bytes_ / members, WholePages(ValueBytes(space)));
+    (*room)[member] = most - std::min(most, down);
+    bool takes = (*room)[member] >= WholePages(ValueBytes(space));
     for (const uint64_t id : {space.facts.id, kAllSpaces}) {
       const auto found = mail_->give_up_ms.find({id, member});
       takes = takes && (found == mail_->give_up_ms.end() || space.NowMs() >= found->second);
@@ -384,7 +389,8 @@ std::vector<TierMover::Copy> TierMover::Wanted(const Space& space, absl::Span<co
     offered.push_back({.key = TierKeyOf(space.facts, going.block.key),
                        .why = going.offer,
                        .uses = going.uses,
-                       .place = going.offer == TierOffer::kLeaves ? leaving++ : 0});
+                       .place = going.offer == TierOffer::kLeaves ? leaving++ : 0,
+                       .owed = going.owed});
   }
   std::vector<TierSet::Members> to(offered.size());
   tiers_.Wanted(offered, ValueBytes(space), spaces_seen_, absl::MakeSpan(to));
@@ -392,7 +398,6 @@ std::vector<TierMover::Copy> TierMover::Wanted(const Space& space, absl::Span<co
   absl::flat_hash_map<TierKey, size_t> listed;  // One that is listed may be next to leave as well.
   MutexLock lock(&mail_->mu);
   for (size_t i = 0; i < offered.size(); ++i) {
-    if (blocks[i].owed != 0) to[i] &= blocks[i].owed;
     const auto under_way = mail_->going_down.find(offered[i].key);
     if (under_way != mail_->going_down.end()) to[i] &= static_cast<TierSet::Members>(~under_way->second);
     if (to[i] == 0) continue;
@@ -426,7 +431,8 @@ bool TierMover::NextUnused(const Space& space, std::vector<Below::Going>* out) {
 
 bool TierMover::MoveDown(const std::shared_ptr<Space>& space) {
   if (!space->facts.tier_space.has_value()) return false;
-  const TierSet::Members taking = Taking(*space);
+  std::array<uint64_t, TierSet::kMost> room{};
+  const TierSet::Members taking = Taking(*space, &room);
   if (taking == 0) return false;
   std::vector<Below::Going> next;
   bool unused = false, more = false;
@@ -449,41 +455,65 @@ bool TierMover::MoveDown(const std::shared_ptr<Space>& space) {
       }
     }
   }
-  std::vector<Copy> copies = Wanted(*space, next);
+  const std::vector<Copy> copies = Wanted(*space, next);
   std::vector<Below::Going> owed;
-  for (Copy& copy : copies) {
-    const auto later = static_cast<TierSet::Members>(copy.to & ~taking);
-    copy.to &= taking;
+  const auto owe = [&owed](const Copy& copy, TierSet::Members to) {
     // What is next to leave is offered again in the next round.
-    if (later == 0 || copy.going.offer == TierOffer::kLeaves) continue;
+    if (to == 0 || copy.going.offer == TierOffer::kLeaves) return;
     owed.push_back(copy.going);
-    owed.back().owed = later;
+    owed.back().owed = to;
+  };
+  const uint64_t value_bytes = WholePages(ValueBytes(*space));
+  std::vector<Copy> left;
+  size_t next_copy = 0, copied = 0;
+  for (bool stops = false; next_copy < copies.size() && !stops;) {
+    // They take less with each slice.
+    const TierSet::Members taking_now = Taking(*space, &room);
+    std::vector<Copy> slice;
+    std::vector<TierSet::Members> later;
+    for (; next_copy < copies.size() && slice.size() < kSlice; ++next_copy) {
+      const Copy& copy = copies[next_copy];
+      TierSet::Members now = 0;
+      for (size_t member = 0; member < TierSet::kMost; ++member) {
+        const auto bit = static_cast<TierSet::Members>(1u << member);
+        if ((copy.to & taking_now & bit) == 0 || room[member] < value_bytes) continue;
+        now |= bit;
+        room[member] -= value_bytes;
+      }
+      if (now == 0) {
+        owe(copy, copy.to);
+        continue;
+      }
+      slice.push_back({copy.going, static_cast<TierSet::Members>(copy.to & now)});
+      later.push_back(static_cast<TierSet::Members>(copy.to & ~now));
+    }
+    if (slice.empty()) break;
+    const size_t done = CopyDown(space, slice);
+    copied += done;
+    for (size_t i = 0; i < done; ++i) owe(slice[i], later[i]);
+    for (size_t i = done; i < slice.size(); ++i) {
+      slice[i].to |= later[i];
+      left.push_back(slice[i]);
+    }
+    no_buffers_ = no_buffers_ || done < slice.size();
+    stops = done < slice.size() || JobsWait();
+    if (!stops) space->GiveWay();
   }
-  std::erase_if(copies, [](const Copy& copy) { return copy.to == 0; });
-  absl::Span<const Copy> left = copies;
-  while (!left.empty()) {
-    const size_t done = CopyDown(space, left.first(std::min(left.size(), kSlice)));
-    left.remove_prefix(done);
-    no_buffers_ = no_buffers_ || done == 0;
-    if (done == 0 || JobsWait() || Taking(*space) == 0) break;
-    space->GiveWay();
-  }
+  left.insert(left.end(), copies.begin() + static_cast<ptrdiff_t>(next_copy), copies.end());
   for (const Copy& copy : left) {
     if (unused && copy.going.offer == TierOffer::kEnds && copy.going.owed == 0) {
       // It is looked at again.
       uint32_t& at = looked_at_[space->facts.id];
       at = std::min(at, Index(copy.going.block.ref.id) - 1);
-    } else if (copy.going.offer != TierOffer::kLeaves) {
-      owed.push_back(copy.going);
-      owed.back().owed = copy.to;
+    } else {
+      owe(copy, copy.to);
     }
   }
   if (!owed.empty()) {
     SpaceLock lock(*space);
     for (const Below::Going& going : owed) space->state.below.List(going);
   }
-  if (left.empty()) return more || !copies.empty();
-  return left.size() < copies.size();
+  return (left.empty() && more) || copied > 0;
 }
 
 std::vector<std::shared_ptr<TierBuffer>> TierMover::Read(const Space& space, absl::Span<const Placed> blocks,
@@ -579,7 +609,7 @@ size_t TierMover::CopyDown(const std::shared_ptr<Space>& space, absl::Span<const
     }
   }
   if (stores.empty()) return handled;
-  const uint64_t value_bytes = ValueBytes(*space);
+  const uint64_t value_bytes = WholePages(ValueBytes(*space));
   std::vector<TierKey> keys;
   {
     MutexLock lock(&mail_->mu);
@@ -597,8 +627,15 @@ size_t TierMover::CopyDown(const std::shared_ptr<Space>& space, absl::Span<const
                      failed = 0;  // They took some; had no room for some; failed at some.
   };
   const auto batch = std::make_shared<Batch>(Batch{.left = stores.size()});
-  const auto done = [space, mail = mail_, batch, value_bytes, to, of = std::move(of), keys = std::move(keys)](
-                        size_t index, const TierSet::Stored& stored) {
+  const auto answer = [mail = mail_, value_bytes, keys = std::move(keys)](size_t index, size_t member) {
+    MutexLock lock(&mail->mu);
+    mail->bytes_down[member] -= value_bytes;
+    const auto under_way = mail->going_down.find(keys[index]);
+    under_way->second &= static_cast<TierSet::Members>(~(1u << member));
+    if (under_way->second == 0) mail->going_down.erase(under_way);
+  };
+  const auto done = [space, mail = mail_, batch, of = std::move(of)](size_t index,
+                                                                     const TierSet::Stored& stored) {
     {
       SpaceLock lock(*space);
       Below& below = space->state.below;
@@ -609,12 +646,6 @@ size_t TierMover::CopyDown(const std::shared_ptr<Space>& space, absl::Span<const
       if (again.owed != 0 && again.offer != TierOffer::kLeaves) below.List(again);
     }
     MutexLock lock(&mail->mu);
-    const auto under_way = mail->going_down.find(keys[index]);
-    under_way->second &= static_cast<TierSet::Members>(~to[index]);
-    if (under_way->second == 0) mail->going_down.erase(under_way);
-    for (size_t member = 0; member < TierSet::kMost; ++member) {
-      if ((to[index] >> member & 1) != 0) mail->bytes_down[member] -= value_bytes;
-    }
     batch->stored |= stored.done;
     batch->refused |= stored.refused;
     batch->failed |= stored.failed;
@@ -628,7 +659,7 @@ size_t TierMover::CopyDown(const std::shared_ptr<Space>& space, absl::Span<const
       if ((batch->failed & ~batch->stored & bit) != 0) mail->give_up_ms[{kAllSpaces, member}] = again_ms;
     }
   };
-  tiers_.Store(std::move(stores), std::move(to), done);
+  tiers_.Store(std::move(stores), std::move(to), answer, done);
   return handled;
 }
 

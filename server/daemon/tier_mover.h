@@ -124,7 +124,8 @@ class TierMover {
   bool NextUnused(const Space& space, std::vector<Below::Going>* out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu);
   static uint32_t Ahead(const Space& space) ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu);
   // All but the tiers that took nothing of it a moment ago, or that have as much of the buffers as each may have.
-  TierSet::Members Taking(const Space& space);
+  // `room` gets how many bytes more each of these may have of the buffers.
+  TierSet::Members Taking(const Space& space, std::array<uint64_t, TierSet::kMost>* room);
   // Some tier that outlives the daemon takes something of it.
   bool TakesSome(const Space& space);
   // A block and the tiers that are to have it.

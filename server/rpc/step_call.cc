@@ -15,6 +15,7 @@
 #include "server/rpc/step_transport.h"
 #include "server/space/session.h"
 #include "server/space/space.h"
+#include "server/wire/field_tags.h"
 #include "server/wire/step_reader.h"
 #include "server/wire/step_writer.h"
 
@@ -63,6 +64,10 @@ class ElsewhereEnd {
   absl::Status status_ ABSL_GUARDED_BY(mu_);
   const std::unique_ptr<RpcAlarm> alarm_;
 };
+
+// StepResponse.takes_prefills, as bytes: messages that follow each other are one.
+constexpr char kTakesPrefills[] = {static_cast<char>(VarintTag(v1::StepResponse::kTakesPrefillsFieldNumber)),
+                                   1, '\0'};
 
 // A batch that waits for its pace looks again after such a pause, which doubles each time: rules may be others by then, and whoever
 // comes between two looks of others may be first. All streams of a rule may wait, and looks are no work for a queue that others use,
@@ -128,7 +133,11 @@ class StepCall final : public RpcCall {
   void EndIfResting();
   // Sends what was filled for the batch that was read, which ended like that.
   void Answer(MethodStats* stats, absl::StatusCode code);
-  void AnswerBatch() { Answer(method_.step, static_cast<absl::StatusCode>(response_.code())); }
+  void AnswerBatch() {
+    // The answer to an opening is read by whoever waits for that.
+    says_prefills_ = !std::exchange(said_prefills_, true);
+    Answer(method_.step, static_cast<absl::StatusCode>(response_.code()));
+  }
   // Writes, reads and ends as far as the state allows.
   void Pump();
   // Appends the answer, wire_ or else response_, to replies_.
@@ -168,7 +177,8 @@ class StepCall final : public RpcCall {
   v1::StepResponse response_;
   std::string wire_;
   bool keep_results_ = false;
-  bool said_prefills_ = false;  // See StepResponse.takes_prefills.
+  bool said_prefills_ = false,
+       says_prefills_ = false;  // It is, or is to be, in an answer: StepResponse.takes_prefills.
   bool opened_here_ = false;    // The member was opened in this stream, and has sent no batch since.
   using Results = google::protobuf::RepeatedPtrField<v1::OperationResult>;
   Results left_;  // The results of the last batch, if it was small: the next one writes over them.
@@ -421,10 +431,8 @@ absl::Status StepCall::Bind(const std::string& token, bool opened) {
 }
 
 void StepCall::Reply() {
-  if (wire_.empty()) {
-    response_.set_takes_prefills(!std::exchange(said_prefills_, true));
-    WriteStep(response_, &wire_);
-  }
+  if (wire_.empty()) WriteStep(response_, &wire_);
+  if (std::exchange(says_prefills_, false)) wire_ += kTakesPrefills;
   keep_results_ = wire_.size() <= kMaxKeptAnswerBytes && response_.results_size() <= kMaxKeptResults;
   replies_.push_back(std::exchange(wire_, {}));
 }

@@ -77,6 +77,7 @@ absl::StatusOr<NodesResult> ReplayOne(const Workload& workload, const NodesOptio
   }
   Router router(workload, result.route, result.nodes);
   std::vector<bool> stored(workload.distinct), read(workload.distinct);
+  std::vector<bool> written(workload.distinct);  // Those that count.
   for (size_t i = 0; i < workload.requests.size(); ++i) {
     const Request& request = workload.requests[i];
     const absl::Span<const uint32_t> chain = workload.chain(request);
@@ -101,11 +102,12 @@ absl::StatusOr<NodesResult> ReplayOne(const Workload& workload, const NodesOptio
       // Whoever brought it up has had it, too.
       if (uses < result.uses || stored[chain[b]]) continue;
       stored[chain[b]] = true;
+      written[chain[b]] = counts;
       result.written += counts ? 1 : 0;
     }
   }
   for (uint32_t content = 0; content < workload.distinct; ++content) {
-    result.never_read += stored[content] && !read[content];
+    result.never_read += written[content] && !read[content];
   }
   return result;
 }

@@ -215,32 +215,32 @@ void Below::Reused(absl::Span<const uint64_t> refs) {
 }
 
 void Below::List(const Going& going) {
-  size_t lists = going.owed == 0 ? listed_.size() : 0;
-  for (size_t member = 0; going.owed != 0 && member < TierSet::kMost; ++member) {
+  const auto add = [&](std::deque<Going>* list, TierSet::Members owed) {
+    if (list->size() == kMostListed) {
+      ++counters.dropped;
+      return;
+    }
+    list->push_back(going);
+    list->back().owed = owed;
+  };
+  if (going.owed == 0) return add(&listed_, 0);
+  for (size_t member = 0; member < TierSet::kMost; ++member) {
     const auto bit = static_cast<TierSet::Members>(1u << member);
-    if ((going.owed & bit) == 0) continue;
-    lists = owed_[member].size();
-    if (lists == kMostListed) continue;
-    owed_[member].push_back(going);
-    owed_[member].back().owed = bit;
-  }
-  if (lists == kMostListed) {
-    ++counters.dropped;
-  } else if (going.owed == 0) {
-    listed_.push_back(going);
+    if ((going.owed & bit) != 0) add(&owed_[member], bit);
   }
 }
 
 void Below::TakeListed(uint32_t count, TierSet::Members taking, std::vector<Going>* out) {
-  const auto take = [&](std::deque<Going>* list) {
-    for (; count > 0 && !list->empty(); --count) {
+  const auto take = [out](std::deque<Going>* list, uint32_t most) {
+    for (; most > 0 && !list->empty(); --most) {
       out->push_back(list->front());
       list->pop_front();
     }
   };
-  take(&listed_);
+  // Half each: whatever is sealed meanwhile, what is owed goes on.
+  take(&listed_, count / 2);
   for (size_t member = 0; member < TierSet::kMost; ++member) {
-    if ((taking >> member & 1) != 0) take(&owed_[member]);
+    if ((taking >> member & 1) != 0) take(&owed_[member], count / 2);
   }
 }
 

@@ -152,11 +152,14 @@ void HostTier::Count(bool load, uint64_t bytes, TierResult result,
 
 TierErased HostTier::Erase(const TierOwner& owner, absl::Span<const TierKey>, const std::atomic<bool>* stop) {
   TierErased erased{.wiped = true};
+  {
+    MutexLock lock(&mu_);
+    ++erasures_;
+  }
   for (bool more = true; more;) {
     std::vector<std::shared_ptr<Memory>> gone;
     {
       MutexLock lock(&mu_);
-      ++erasures_;
       const auto of_owner = owners_.find(owner);
       more = of_owner != owners_.end();
       while (more && gone.size() < kUnlinkedTogether) {

@@ -36,9 +36,11 @@ void LoadCost::End(const Begun& begun, uint64_t bytes, TierResult result) {
   MutexLock lock(&mu_);
   bytes_out_ -= bytes;
   last_ = now;
-  if (result != TierResult::kDone && result != TierResult::kLate) return;
   const std::chrono::duration<double> seconds = now - begun.at;
-  seconds_.Add({1, static_cast<double>(begun.bytes_out)}, seconds.count());
+  const RecentFit<2>::Sample size = {1, static_cast<double>(begun.bytes_out)};
+  // One that was given up early says nothing; one that was waited for in vain takes longer than was thought.
+  const bool longer = result == TierResult::kLate && seconds.count() > seconds_.At(size);
+  if (result == TierResult::kDone || longer) seconds_.Add(size, seconds.count());
 }
 
 std::optional<double> LoadCost::Forecast(uint64_t bytes, bool lately) {
@@ -89,12 +91,10 @@ TierSet::Members TierSet::lasting() const {
 }
 
 void TierSet::Drain() {
+  for (const TierMember& member : members_) member.tier->Drain();
   // A value that one member did not have may be asked of another that was waited for before.
-  while (true) {
-    for (const TierMember& member : members_) member.tier->Drain();
-    MutexLock lock(&mu_);
-    if (loading_ == 0) return;
-  }
+  MutexLock lock(&mu_);
+  while (loading_ > 0) answered_.Wait(&mu_);
 }
 
 // ------------------------------------------------------------------------------------------------------- up
@@ -215,7 +215,7 @@ void TierSet::Loaded(const std::shared_ptr<Loading>& loading, size_t member, siz
   load.into.reset();
   loading->done(index, result);
   MutexLock lock(&mu_);
-  --loading_;
+  if (--loading_ == 0) answered_.SignalAll();
 }
 
 // ----------------------------------------------------------------------------------------------------- down
@@ -238,7 +238,8 @@ void TierSet::Wanted(absl::Span<const Offered> offered, uint64_t value_bytes, si
     for (size_t i = 0; i < offered.size(); ++i) {
       const Offered& block = offered[i];
       const bool by_rule =
-          rule.when == TierWrite::kReuse
+          block.owed != 0 ? (block.owed & BitOf(m)) != 0
+          : rule.when == TierWrite::kReuse
               ? block.why != TierOffer::kSealed && block.uses >= rule.uses
               : block.why == TierOffer::kEnds ||
                     block.why == (rule.when == TierWrite::kEvict ? TierOffer::kLeaves : TierOffer::kSealed);
@@ -259,16 +260,19 @@ struct TierSet::Storing {
   Mutex mu;
   std::vector<Stored> answers ABSL_GUARDED_BY(mu);
   std::vector<Members> left ABSL_GUARDED_BY(mu);  // They have not answered.
+  StoreAnswer answer;
   StoreDone done;
 };
 
-void TierSet::Store(std::vector<TierStore> stores, std::vector<Members> to, StoreDone done) {
+void TierSet::Store(std::vector<TierStore> stores, std::vector<Members> to, StoreAnswer answer,
+                    StoreDone done) {
   const auto storing = std::make_shared<Storing>();
   {
     MutexLock lock(&storing->mu);
     storing->answers.resize(stores.size());
     storing->left = to;
   }
+  storing->answer = std::move(answer);
   storing->done = std::move(done);
   for (size_t member = 0; member < members_.size(); ++member) {
     const Members bit = BitOf(member);
@@ -280,22 +284,23 @@ void TierSet::Store(std::vector<TierStore> stores, std::vector<Members> to, Stor
       which.push_back(i);
     }
     if (which.empty()) continue;
-    members_[member].tier->Store(std::move(of_member),
-                                 [storing, bit, which = std::move(which)](size_t index, TierResult result) {
-                                   const size_t i = which[index];
-                                   Stored answer;
-                                   {
-                                     MutexLock lock(&storing->mu);
-                                     Stored& of_value = storing->answers[i];
-                                     (result == TierResult::kDone     ? of_value.done
-                                      : result == TierResult::kFailed ? of_value.failed
-                                                                      : of_value.refused) |= bit;
-                                     storing->left[i] &= static_cast<Members>(~bit);
-                                     if (storing->left[i] != 0) return;
-                                     answer = of_value;
-                                   }
-                                   storing->done(i, answer);
-                                 });
+    members_[member].tier->Store(std::move(of_member), [storing, member, bit, which = std::move(which)](
+                                                           size_t index, TierResult result) {
+      const size_t i = which[index];
+      storing->answer(i, member);
+      Stored answer;
+      {
+        MutexLock lock(&storing->mu);
+        Stored& of_value = storing->answers[i];
+        (result == TierResult::kDone     ? of_value.done
+         : result == TierResult::kFailed ? of_value.failed
+                                         : of_value.refused) |= bit;
+        storing->left[i] &= static_cast<Members>(~bit);
+        if (storing->left[i] != 0) return;
+        answer = of_value;
+      }
+      storing->done(i, answer);
+    });
   }
 }
 

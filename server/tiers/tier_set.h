@@ -116,6 +116,7 @@ class TierSet {
     TierOffer why = TierOffer::kEnds;
     uint32_t uses = 0;   // So many requests had it.
     uint32_t place = 0;  // With kLeaves: so many of its space leave before it.
+    Members owed = 0;    // Not 0: these are to have it, whatever their rules say now.
   };
   // Who is to be given each, by their rules, and does not have it. What leaves next takes so much of a member at most: if it
   // took more than there is, the last copies would push out the first, and each round would write all of them again.
@@ -127,9 +128,11 @@ class TierSet {
     Members refused = 0;  // There is no room for it.
     Members failed = 0;   // The store said no.
   };
+  // One member has answered, and the others may not yet.
+  using StoreAnswer = std::function<void(size_t index, size_t member)>;
   using StoreDone = std::function<void(size_t index, const Stored& stored)>;
   // Each value goes to the members that `to` names, at least one.
-  void Store(std::vector<TierStore> stores, std::vector<Members> to, StoreDone done);
+  void Store(std::vector<TierStore> stores, std::vector<Members> to, StoreAnswer answer, StoreDone done);
 
   // Waits until all is answered that was asked for before.
   void Drain();
@@ -149,6 +152,7 @@ class TierSet {
   bool keeps_all_ = false;
   uint64_t reuse_ = 0;  // Bit N: some member is given a block after N uses.
   Mutex mu_;
+  CondVar answered_;
   uint64_t loading_ ABSL_GUARDED_BY(mu_) = 0;  // Values that are not answered.
 };
 

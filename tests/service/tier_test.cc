@@ -8,6 +8,7 @@
 #include <numeric>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -296,12 +297,16 @@ TEST_F(TierTest, OnlyWhatIsUsedAgainIsWritten) {
 TEST_F(TierTest, WhatIsComputedAgainIsUsedAgain) {
   Begin(TierWrite::kReuse, 8);
   Compute(keys_);
-  const std::vector<uint64_t> all = engine_->Lease(126);
-  engine_->Release(all);
+  v1::EvictRequest all;
+  all.set_space(engine_->member->session->space->facts.id);
+  all.set_count(10);
+  v1::EvictResponse evicted;
+  ASSERT_TRUE(daemon_->Evict(all, &evicted).ok());
   ASSERT_EQ(engine_->Match(keys_).tokens(), 0u);
+  const uint64_t before = tier_->usage().values;
   Compute(keys_);
   Move();
-  EXPECT_EQ(tier_->usage().values, 10u);
+  EXPECT_EQ(tier_->usage().values, before + 10);
 }
 
 TEST_F(TierTest, WhatCameUpIsCountedAnew) {
@@ -421,6 +426,24 @@ TEST_F(TierTest, WhatATierMissedComesToItLater) {
   clock_.Advance(1001);
   Move();
   EXPECT_EQ(tier_->usage().values, 13u);
+}
+
+TEST_F(TierTest, ATierThatHangsLeavesTheOthersTheirPartOfTheBuffers) {
+  options_.tiers = {{std::make_shared<HostTier>(1 << 20), {.when = TierWrite::kSeal}}};
+  options_.tier_buffer_bytes = 8 * kTierPageBytes;
+  Begin(TierWrite::kSeal, 100);
+  tier_->hangs = true;
+  Compute(keys_);
+  for (int round = 0; round < 4; ++round) daemon_->MoveTierOnce();
+  EXPECT_EQ(options_.tiers[1].tier->usage().values, 10u);
+  // The folder has threads of its own.
+  for (int i = 0; i < 10000 && tier_->held() < 4; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  daemon_->MoveTierOnce();
+  EXPECT_EQ(tier_->held(), 4u);
+  tier_->Answer();
+  Move();
+  EXPECT_EQ(tier_->usage().values, 10u) << "the rest was owed to it";
 }
 
 // A block that is on its way to one may be asked for by another.

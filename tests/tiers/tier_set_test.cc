@@ -73,11 +73,12 @@ class TierSetTest : public testing::Test {
     for (const uint32_t number : numbers) stores.push_back({KeyOf(number), ValueOf(number)});
     std::vector<TierSet::Stored> answers(numbers.size());
     std::vector<int> answered(numbers.size());
-    set->Store(std::move(stores), std::vector<TierSet::Members>(numbers.size(), to),
-               [&](size_t index, const TierSet::Stored& stored) {
-                 answers[index] = stored;
-                 ++answered[index];
-               });
+    set->Store(
+        std::move(stores), std::vector<TierSet::Members>(numbers.size(), to), [](size_t, size_t) {},
+        [&](size_t index, const TierSet::Stored& stored) {
+          answers[index] = stored;
+          ++answered[index];
+        });
     set->Drain();
     EXPECT_THAT(answered, Each(1));
     return answers;
