@@ -55,7 +55,8 @@ def ask_for_blocks(manager: KVCacheManager, watermark: int) -> None:
     pool.ends_within_blocks = getattr(manager.coordinator, "enable_partial_hash_hits", False)
 
     def get_computed_blocks(request: Request, *arguments: Any, **more: Any) -> Any:
-        pool.settle(request)
+        if not pool.settle(request):
+            return manager.empty_kv_cache_blocks, 0, 0  # Below.planning has the request left out of the step.
         blocks, tokens, *boundary = lookup(request, *arguments, **more)
         pool.hold(request, [block for group in blocks.blocks for block in group if not block.is_null])
         if boundary and (junction := pool.junction(request)) > tokens:
@@ -206,7 +207,8 @@ class _Pooled(scheduler.Scheduler):
 
     def schedule(self, *arguments: Any, **more: Any) -> SchedulerOutput:
         self._follow_the_daemon()
-        output = super().schedule(*arguments, **more)
+        with self.pool.below.planning(self):
+            output = super().schedule(*arguments, **more)
         output.kvpool_step = 0
         idle = output.total_num_scheduled_tokens == 0
         if not idle or self.pool.release_waits:

@@ -1,0 +1,195 @@
+"""What is below the pool (kvpoold --tier) of the prefixes of waiting requests. No step waits for it: vLLM leaves a request out of a step and
+asks for it again in the next, for wait_ms at most.
+
+A request asks twice: for what the pool has, which is answered at once, and by a match that the daemon answers when what is below has come
+up. The first answer says whether there is a daemon; the second is taken as the first is. Where nothing is below, both come together. Until
+a request is scheduled, or wants nothing any more, it is, by its second question:
+
+    unasked    nothing is known to be below, or it is not its turn           -> asked | wanting
+    wanting    more is below, and others that come up fill the room, or      -> asked (there is room) | over (late)
+               this one's gave way when blocks were short
+    asked      it is on its way, or has come and is held                     -> over (taken, late) | wanting (gave way)
+    over       it goes on with what it has
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import kvpool
+
+MOST_WAIT_MS = 60_000  # Match.wait_ms.
+_MOST_WAITS = 64  # kvpoold lets so many matches of a session wait.
+_AHEAD = 16  # Requests that may have asked before it is their turn: what comes up is held for them.
+_POLL_S = 0.002
+
+
+@dataclasses.dataclass
+class _Wait:
+    question: Any
+    blocks: int
+    pending: kvpool.PendingMatch | None = None
+    until: float | None = None  # None: no step was planned without it.
+    over: bool = False
+    resident_tokens: int = 0  # Those that the pool had.
+    is_below: bool = False  # The daemon has said that more is below.
+
+
+class _NoConnector:
+    """What vLLM's scheduler asks of a connector while it plans a step, where there is none."""
+
+    supports_divergent_local_hybrid_hits = False
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        return 0, False
+
+    def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
+        return ()
+
+    def has_pending_block_frees(self) -> bool:
+        return False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Nothing is loaded."""
+
+    def build_connector_meta(self, scheduler_output: Any) -> None:
+        """Workers have no connector."""
+
+
+class _HoldsBack:
+    """A connector for the time in which a step is planned. That it does not know yet how much there is of a request is how vLLM's
+    scheduler comes to leave it out of the step. All else is the engine's own connector's to say."""
+
+    def __init__(self, below: Below, own: Any) -> None:
+        self._below, self._own = below, own
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        if self._below.holds_back(request):
+            return None, False
+        answer: tuple[int | None, bool] = self._own.get_num_new_matched_tokens(request, num_computed_tokens)
+        return answer
+
+
+class Below:
+    """Methods that are given a session raise its KvpoolError."""
+
+    def __init__(self, wait_ms: int, most_blocks: int, counters: dict[str, int]) -> None:
+        """`most_blocks`: so many are on their way up at once, unless one request has more."""
+        self._wait_ms, self._most_blocks, self._counters = wait_ms, most_blocks, counters
+        counters |= {"waited_requests": 0, "promoted_tokens": 0, "late_waits": 0}
+        self._waits: dict[str, _Wait] = {}  # Keyed by request id.
+        self._left_out: set[str] = set()  # Request ids.
+        # The step that is being planned may leave requests out, has nothing else to do, and waits for answers until then.
+        self._may_leave_out = self._idle = False
+        self._poll_until = 0.0
+
+    def __bool__(self) -> bool:
+        """Whether it knows of requests."""
+        return bool(self._waits)
+
+    def came(self, session: kvpool.Session, request: Any, question: Any) -> None:
+        """The request is in the queue, and has asked the first question, which is the same."""
+        if self._wait_ms == 0 or request.request_id in self._waits:
+            return
+        wait = _Wait(question, sum(len(keys) for _, keys in question))
+        if self._ask(session, wait, _AHEAD):
+            self._waits[request.request_id] = wait
+
+    def pool_has(self, request: Any, question: Any, hit: kvpool.MatchHit) -> None:
+        """The answer to the first question."""
+        wait = self._waits.get(request.request_id)
+        if wait is None and hit.below_tokens > 0 and self._wait_ms > 0:
+            wait = self._waits[request.request_id] = _Wait(question, sum(len(keys) for _, keys in question))
+        if wait is not None:
+            wait.resident_tokens, wait.is_below = hit.tokens, hit.below_tokens > 0
+            if hit.miss == "none":
+                wait.pending, wait.over = None, True
+
+    def _ask(self, session: kvpool.Session, wait: _Wait, most: int) -> bool:
+        asked = [other.blocks for other in self._waits.values() if other.pending is not None]
+        if len(asked) >= most or (asked and sum(asked) + wait.blocks > self._most_blocks):
+            return False
+        left = self._wait_ms if wait.until is None else int((wait.until - time.monotonic()) * 1000)
+        if left <= 0:
+            return False
+        try:
+            wait.pending = session.match_groups(wait.question, wait_ms=left)
+        except kvpool.ResourceExhaustedError:
+            return False  # Too much is on its way.
+        return True
+
+    @contextlib.contextmanager
+    def planning(self, scheduler: Any) -> Iterator[None]:
+        """While the scheduler plans a step."""
+        if self._wait_ms == 0 or scheduler.get_request_counts()[1] == 0:
+            yield
+            return
+        own, scheduler.connector = scheduler.connector, _HoldsBack(self, scheduler.connector or _NoConnector())
+        self._may_leave_out, self._idle = True, not scheduler.running
+        self._poll_until = time.monotonic() + _POLL_S
+        try:
+            yield
+        finally:
+            scheduler.connector, self._may_leave_out = own, False
+
+    def is_coming(self, session: kvpool.Session, request: Any, take: Callable[[Any, Any], None]) -> bool:
+        """Whether the request is to be left out of the step. `take` is given the second answer and its question."""
+        self._left_out.discard(request.request_id)
+        wait = self._waits.get(request.request_id)
+        if wait is None or wait.over:
+            return False
+        if wait.pending is not None or self._ask(session, wait, _MOST_WAITS):
+            hit = self._answer(wait)
+            if hit is not None:
+                wait.pending, wait.over = None, True
+                self._counters["promoted_tokens"] += max(0, hit.tokens - wait.resident_tokens)
+                self._counters["late_waits"] += hit.below_tokens > 0
+                take(hit, wait.question)
+                return False
+        now = time.monotonic()
+        if wait.until is None and self._may_leave_out:
+            wait.until = now + self._wait_ms / 1000
+            self._counters["waited_requests"] += 1
+        if self._may_leave_out and now < wait.until:
+            self._left_out.add(request.request_id)
+            return True
+        wait.pending, wait.over = None, True
+        self._counters["late_waits"] += 1
+        request.kvpool_asked = None  # Some of it may have come.
+        return False
+
+    def _answer(self, wait: _Wait) -> kvpool.MatchHit | None:
+        # What the daemon answers at once comes with the first answer, or just behind it.
+        patience = max(0.0, self._poll_until - time.monotonic()) if self._idle or not wait.is_below else 0.0
+        try:
+            return wait.pending.wait(timeout=patience)
+        except kvpool.DeadlineExceededError:
+            return None
+
+    def holds_back(self, request: Any) -> bool:
+        return request.request_id in self._left_out
+
+    def asking(self) -> list[str]:
+        """Ids of requests whose second answer has not been taken, the oldest first."""
+        return [request_id for request_id, wait in self._waits.items() if wait.pending is not None]
+
+    def give_way(self, request_id: str) -> None:
+        """What has come is given back. The request may ask again at its turn."""
+        if (wait := self._waits.get(request_id)) is not None and not wait.over:
+            wait.pending = None
+
+    def let_go(self, request_id: str) -> None:
+        """The request is scheduled, or wants nothing any more. What comes is given back."""
+        self._waits.pop(request_id, None)
+        self._left_out.discard(request_id)
+
+    def clear(self) -> None:
+        self._waits.clear()
+        self._left_out.clear()
