@@ -9,7 +9,7 @@ EngineCore.step_with_batch_queue, and are done as late as can be, or at once, by
 argv[1]: {"model": directory, "socket": of the daemon, "overlap": whether steps do, "seed": of the dice, null for one request that is
 aborted while a step of it is under way, "kill": the daemon's process id or null, "refused": whether engines begin in memory of their own
 and workers can't go to the daemon's}.
-Prints {"tokens": how many were said, "found", "sealed": blocks} once all requests have said what they should.
+Prints {"tokens": how many were said, "found", "sealed": blocks, "promoted": tokens} once all requests have said what they should.
 """
 
 import collections
@@ -269,7 +269,8 @@ def main():
         assert engine.scheduler.pool.own == bool(asked["kill"] or asked["refused"])
     stats = [engine.scheduler.pool.counters for engine in engines]
     print(json.dumps({"tokens": sum(len(said) for engine in engines for said in engine.said.values()), "found": sum(each["found_blocks"] for each in stats),
-                      "sealed": sum(each["sealed_blocks"] for each in stats)}))
+                      "sealed": sum(each["sealed_blocks"] for each in stats),
+                      "promoted": sum(each["promoted_tokens"] for each in stats)}))
 
 
 if __name__ == "__main__":

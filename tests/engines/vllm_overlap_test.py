@@ -43,6 +43,17 @@ def test_two_engines(small, model, overlap, kill, seed):
     assert said["sealed"] > 0 and said["found"] > 0, said
 
 
+@pytest.mark.parametrize("kill", [False, True], ids=["daemon lives", "daemon dies"])
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "one by one"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_two_engines_and_a_tier(model, overlap, kill, seed, tmp_path):
+    """What they push out of the pool comes back from files, while others of their steps are under way."""
+    flags = ("--policy=random", f"--tier=file:{tmp_path}/tier,capacity=64MiB")
+    with contextlib.closing(Daemon(capacity="4MiB", slab="2MiB", flags=flags)) as daemon:
+        said = run(daemon, model, overlap=overlap, seed=seed, kill=daemon.process.pid if kill else None)
+        assert said["sealed"] > 0 and said["promoted"] > 0, said
+
+
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "one by one"])
 def test_a_daemon_that_takes_schedulers_and_not_their_workers(small, model, overlap):
     """To try it costs all requests what they have computed: they are over all the same."""

@@ -35,7 +35,8 @@ class _Wait:
     pending: kvpool.PendingMatch | None = None
     until: float | None = None  # None: no step was planned without it.
     over: bool = False
-    resident_tokens: int = 0  # Those that the pool had.
+    resident_tokens: int = 0  # Those that the pool had,
+    held_tokens: int = 0  # of which the request has not let go.
     is_below: bool = False  # The daemon has said that more is below.
 
 
@@ -108,7 +109,8 @@ class Below:
         if wait is None and hit.below_tokens > 0 and self._wait_ms > 0:
             wait = self._waits[request.request_id] = _Wait(question, sum(len(keys) for _, keys in question))
         if wait is not None:
-            wait.resident_tokens, wait.is_below = hit.tokens, hit.below_tokens > 0
+            wait.resident_tokens = wait.held_tokens = hit.tokens
+            wait.is_below = hit.below_tokens > 0
             if hit.miss == "none":
                 wait.pending, wait.over = None, True
 
@@ -151,7 +153,8 @@ class Below:
                 wait.pending, wait.over = None, True
                 self._counters["promoted_tokens"] += max(0, hit.tokens - wait.resident_tokens)
                 self._counters["late_waits"] += hit.below_tokens > 0
-                take(hit, wait.question)
+                if hit.tokens > wait.held_tokens:
+                    take(hit, wait.question)
                 return False
         now = time.monotonic()
         if wait.until is None and self._may_leave_out:
@@ -183,7 +186,7 @@ class Below:
     def give_way(self, request_id: str) -> None:
         """What has come is given back. The request may ask again at its turn."""
         if (wait := self._waits.get(request_id)) is not None and not wait.over:
-            wait.pending = None
+            wait.pending, wait.held_tokens = None, 0
 
     def let_go(self, request_id: str) -> None:
         """The request is scheduled, or wants nothing any more. What comes is given back."""

@@ -480,7 +480,7 @@ class KvPoolBlockPool(BlockPool):
             self._release(surplus)
         self._hold(request.request_id, held)
         hit, question = answers[0]
-        if hit.miss == "window" and not self.below.holds_back(request) and (junction := self._junction(question)) > hit.tokens:
+        if hit.miss == "window" and (junction := self._junction(question)) > hit.tokens:
             self._junctions[request.request_id] = junction
 
     def _junction(self, question: _Question) -> int:

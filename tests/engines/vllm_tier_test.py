@@ -1,0 +1,181 @@
+"""vLLM on a pool with a tier below it (kvpoold --tier): what has left the pool comes back to requests that wait for it, no step waits, and
+what is said is what stock vLLM says."""
+
+import contextlib
+import time
+
+import pytest
+
+from daemon import Daemon
+from models import gemma
+from vllm_processes import PYTHON, assert_nothing_is_held, await_detached, await_shared, engines, prompts, whole_blocks
+
+pytestmark = pytest.mark.skipif(PYTHON is None, reason="needs vLLM: tests/engines.sh --vllm")
+
+
+def tiered(tmp_path, **more):
+    return contextlib.closing(Daemon(slab="4MiB", flags=[f"--tier=file:{tmp_path}/tier,capacity=256MiB"], **more))
+
+
+@pytest.fixture
+def daemon(tmp_path):
+    with tiered(tmp_path) as daemon:
+        yield daemon
+
+
+def promoted(daemon):
+    """Blocks that came up, of the daemon's life."""
+    (tier,) = daemon.ctl("tier")["tiers"]
+    return int(tier["promoted_blocks"])
+
+
+def await_nothing_held(daemon):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        (space,) = daemon.ctl("spaces")["spaces"]
+        if int(space["blocks"].get("sealed", 0)) == 0:
+            return
+    raise AssertionError(f"nobody was to hold blocks: {space}")
+
+
+def all_below(daemon, one):
+    """What `one` has computed is below the pool alone, and it has found the daemon again."""
+    daemon.process.terminate()  # What is cached goes below first.
+    assert daemon.process.wait(60) == 0
+    await_detached(one)
+    daemon.start()
+    await_shared(one)
+
+
+def counted(one, before=None):
+    """What one has counted of its waits, since `before`."""
+    counters = one.ask("facts")["pool"]
+    return {name: counters[name] - (before or {}).get(name, 0) for name in ("waited_requests", "promoted_tokens", "late_waits")}
+
+
+def test_prompts_that_push_each_other_out(engine, stock, tmp_path):
+    """They take more than twice the pool."""
+    with tiered(tmp_path, capacity="8MiB") as daemon:  # 160 blocks.
+        one = engine({"socket": daemon.socket, "guaranteed_blocks": 0, "wait_ms": 60000}, num_gpu_blocks_override=160)
+        asked = prompts(24, seed=131, shortest=490, longest=500)
+        own = stock.generate(asked)["tokens"]
+        first = [one.generate([prompt]) for prompt in asked]
+        assert [said["tokens"][0] for said in first] == own and promoted(daemon) == 0
+        again = [one.generate([prompt]) for prompt in asked]
+        assert [said["tokens"][0] for said in again] == own
+        # A block that left before its copy was made is computed, and so is what is behind it.
+        assert sum(said["cached"][0] for said in again) > sum(map(len, asked)) / 2
+        assert promoted(daemon) > 160 and counted(one)["promoted_tokens"] > 160 * 32
+        # All at once they are too much for it.
+        for _ in range(2):
+            assert one.generate(asked)["tokens"] == own
+        assert_nothing_is_held(one)
+        await_nothing_held(daemon)
+
+
+@pytest.mark.parametrize("kind", [{}, {"processes": True}, {"processes": True, "tensor_parallel_size": 2}], ids=["alone", "processes", "ranks"])
+def test_the_next_daemon_has_all_of_it(daemon, engine, stock, kind):
+    if "tensor_parallel_size" in kind:
+        kind = kind | {"environment": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}}
+    pool = {"socket": daemon.socket, "wait_ms": 60000}
+    asked = prompts(8, seed=132, shortest=200)
+    own = stock.generate(asked)["tokens"]
+    one = engine(pool, **kind)
+    assert one.generate(asked) == {"tokens": own, "cached": [0] * 8}
+    one.kill()
+    daemon.process.terminate()
+    assert daemon.process.wait(60) == 0
+    daemon.start()
+    one = engine(pool, **kind)
+    assert one.generate(asked) == {"tokens": own, "cached": [whole_blocks(prompt) for prompt in asked]}
+    assert promoted(daemon) == sum(whole_blocks(prompt) for prompt in asked) // 32
+    if not kind:
+        assert counted(one)["promoted_tokens"] == sum(whole_blocks(prompt) for prompt in asked)
+        assert counted(one)["late_waits"] == 0
+        assert_nothing_is_held(one)
+
+
+def test_windows_come_back(tmp_path):
+    """Of each group of layers what a prefix needs."""
+    gemma(0, layers=7, window=80, kv_heads=2).save_pretrained(tmp_path / "hybrid")
+    with tiered(tmp_path) as daemon, engines(tmp_path / "hybrid") as engine:
+        one, stock = engine({"socket": daemon.socket, "wait_ms": 60000}), engine()
+        asked = prompts(6, seed=133, shortest=300)
+        own = stock.generate(asked)["tokens"]
+        assert one.generate(asked)["tokens"] == own
+        all_below(daemon, one)
+        assert one.generate(asked) == {"tokens": own, "cached": [whole_blocks(prompt) for prompt in asked]}
+        assert promoted(daemon) > 0
+        assert_nothing_is_held(one)
+
+
+def test_a_tier_that_is_late(daemon, engine, stock):
+    """Requests wait for wait_ms, others go on meanwhile, and then they are computed."""
+    one = engine({"socket": daemon.socket, "wait_ms": 1500})
+    asked, fresh = prompts(6, seed=134, shortest=200), prompts(2, seed=135, shortest=200)
+    own = stock.generate(asked + fresh)["tokens"]
+    assert one.generate(asked)["tokens"] == own[:6]
+    all_below(daemon, one)
+    one.ask("slow_tier")
+    before = counted(one)
+    assert one.generate(fresh)["tokens"] == own[6:]  # Nothing of these is below.
+    assert counted(one, before)["late_waits"] == 0
+    before = counted(one)
+    started = time.monotonic()
+    said = one.ask("while_below_comes", prompts=asked)
+    assert said["said"] == own[:6] and time.monotonic() - started > 1.5
+    since = counted(one, before)
+    assert since["waited_requests"] == since["late_waits"] == 6 and since["promoted_tokens"] == 0
+    assert_nothing_is_held(one)
+    await_nothing_held(daemon)
+
+
+@pytest.mark.parametrize("wait_ms", [0, 1])
+def test_who_does_not_wait_computes(daemon, engine, stock, wait_ms):
+    one = engine({"socket": daemon.socket, "wait_ms": wait_ms})
+    asked = prompts(6, seed=136, shortest=200)
+    own = stock.generate(asked)["tokens"]
+    assert one.generate(asked)["tokens"] == own
+    all_below(daemon, one)
+    assert one.generate(asked)["tokens"] == own
+    if wait_ms == 0:
+        assert counted(one) == {"waited_requests": 0, "promoted_tokens": 0, "late_waits": 0} and promoted(daemon) == 0
+    assert_nothing_is_held(one)
+    await_nothing_held(daemon)
+
+
+@pytest.mark.parametrize("end", ["abort", "reset"])
+def test_requests_that_end_while_they_wait(daemon, engine, stock, end):
+    """What has come for them goes back."""
+    one = engine({"socket": daemon.socket, "wait_ms": 3000})
+    asked = prompts(4, seed=137, shortest=200)
+    own = stock.generate(asked)["tokens"]
+    assert one.generate(asked)["tokens"] == own
+    all_below(daemon, one)
+    one.ask("slow_tier")
+    said = one.ask("while_below_comes", prompts=asked, end=end)
+    assert said["said"] == [None if end == "abort" else own[0], *own[1:]]
+    assert_nothing_is_held(one)
+    await_nothing_held(daemon)
+
+
+def test_the_daemon_dies_while_requests_wait(daemon, engine, stock):
+    one = engine({"socket": daemon.socket, "wait_ms": 60000})
+    asked = prompts(4, seed=138, shortest=200)
+    own = stock.generate(asked)["tokens"]
+    assert one.generate(asked)["tokens"] == own
+    all_below(daemon, one)
+    one.ask("slow_tier")
+    started = time.monotonic()
+    said = one.ask("while_below_comes", prompts=asked, kill=daemon.process.pid)
+    assert said == {"said": own, "cached": [0] * 4} and time.monotonic() - started < 30
+    daemon.process.wait()
+    daemon.start()
+    await_shared(one)
+    assert_nothing_is_held(one)
+
+
+def test_refused_by_name(daemon, engine):
+    for wrong in (-1, 60001, 0.5, True):
+        assert f"additional_config.kvpool.wait_ms is {wrong!r}; must be an int from 0 to 60000" in engine(
+            {"socket": daemon.socket, "wait_ms": wrong}).refused()
