@@ -25,17 +25,20 @@ def _lives(session):
 
 
 class Slow:
-    """The answer of a tier that takes for ever, or until the session is over. What comes is held, and nobody has it."""
+    """The answer of a tier that takes for ever, or until the session is over, to who waits for something that is there. What comes is held,
+    and nobody has it."""
 
-    def __init__(self, session, pending):
-        self.session, self.pending, self.hit = session, pending, None
+    def __init__(self, session, wait):
+        self.session, self.wait_of, self.pending, self.hit = session, wait, wait.pending, None
 
     def wait(self, timeout):
         import kvpool
         self.session.check()
         if self.hit is None:
             self.hit = self.pending.wait(timeout)
-        raise kvpool.DeadlineExceededError("it has not come")
+        if self.wait_of.is_below:
+            raise kvpool.DeadlineExceededError("it has not come")
+        return self.hit
 
 
 class Engine:
@@ -202,7 +205,7 @@ class Engine:
         def slowly(session, wait, most):
             asked = ask(session, wait, most)
             if asked:
-                wait.pending = Slow(session, wait.pending)
+                wait.pending = Slow(session, wait)
             return asked
 
         below._ask = slowly

@@ -95,18 +95,58 @@ def test_the_next_daemon_has_all_of_it(daemon, engine, stock, kind):
         assert_nothing_is_held(one)
 
 
-def test_windows_come_back(tmp_path):
-    """Of each group of layers what a prefix needs."""
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_windows(tmp_path, hybrid):
+    """As full attention they come back; of windows with gaps between them nothing does."""
     gemma(0, layers=7, window=80, kv_heads=2).save_pretrained(tmp_path / "hybrid")
-    with tiered(tmp_path) as daemon, engines(tmp_path / "hybrid") as engine:
+    with tiered(tmp_path) as daemon, engines(tmp_path / "hybrid", disable_hybrid_kv_cache_manager=not hybrid) as engine:
         one, stock = engine({"socket": daemon.socket, "wait_ms": 60000}), engine()
         asked = prompts(6, seed=133, shortest=300)
         own = stock.generate(asked)["tokens"]
         assert one.generate(asked)["tokens"] == own
         all_below(daemon, one)
-        assert one.generate(asked) == {"tokens": own, "cached": [whole_blocks(prompt) for prompt in asked]}
-        assert promoted(daemon) > 0
+        assert one.generate(asked) == {"tokens": own, "cached": [0 if hybrid else whole_blocks(prompt) for prompt in asked]}
+        assert hybrid or promoted(daemon) > 0
         assert_nothing_is_held(one)
+
+
+def test_beside_another_connector(daemon, engine, stock, tmp_path):
+    """It is asked about requests for which nothing comes up any more."""
+    transfer = {"kv_connector": "ExampleConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
+                "kv_connector_extra_config": {"shared_storage_path": str(tmp_path / "storage")}}
+    pool = {"socket": daemon.socket, "wait_ms": 60000}
+    asked, others = prompts(4, seed=139, shortest=200), prompts(4, seed=140, shortest=200)
+    own = stock.generate(asked + others)["tokens"]
+    saves = engine(kv_transfer_config=transfer)
+    assert saves.generate(others)["tokens"] == own[4:]
+    both = engine(pool, kv_transfer_config=transfer)
+    plain = engine(pool)
+    assert plain.generate(asked)["tokens"] == own[:4]
+    plain.ask("flush")
+    plain.kill()
+    all_below(daemon, both)
+    assert both.generate(asked + others) == {"tokens": own, "cached": [whole_blocks(prompt) for prompt in asked + others]}
+    assert counted(both)["promoted_tokens"] == sum(map(whole_blocks, asked))
+    assert_nothing_is_held(both)
+
+
+def test_the_connector_waits_too(daemon, engine, stock):
+    connector = {"socket": daemon.socket, "guaranteed_blocks": 100, "match_timeout": 30, "lease_timeout": 30, "wait_ms": 60000}
+    asked = prompts(6, seed=141, shortest=200)
+    own = stock.generate(asked)["tokens"]
+    one = engine(connector=connector)
+    assert one.generate(asked)["tokens"] == own
+    one.ask("flush")
+    one.kill()
+    daemon.process.terminate()
+    assert daemon.process.wait(60) == 0
+    daemon.start()
+    one = engine(connector=connector)
+    assert one.generate(asked) == {"tokens": own, "cached": [whole_blocks(prompt) for prompt in asked]}
+    assert one.ask("facts")["lookup"]["waited_requests"] == 6 and promoted(daemon) == sum(map(whole_blocks, asked)) // 32
+    # What vLLM has itself is not waited for.
+    assert one.generate(asked) == {"tokens": own, "cached": [whole_blocks(prompt) for prompt in asked]}
+    assert one.ask("facts")["lookup"]["waited_requests"] == 6
 
 
 def test_a_tier_that_is_late(daemon, engine, stock):
