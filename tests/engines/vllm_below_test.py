@@ -169,9 +169,13 @@ def test_as_many_wait_as_the_daemon_takes(clock):
     assert len(session.asked) == 16  # Before it is their turn.
     for each in requests:
         waits.pool_has(each, question(), hit(0, below_tokens=128))
-    assert len(step(waits, session, *requests)) == 80 and len(session.asked) == 64
+    assert len(step(waits, session, *requests)) == 64 and len(session.asked) == 64
+    for pending in session.asked[:10]:
+        pending.hit = hit(128, miss="none")
+    assert len(step(waits, session, *requests)) == 54  # The others went on.
+    assert len(waits.asking()) == 54
     clock.at += 2
-    assert step(waits, session, *requests) == []
+    assert step(waits, session, *requests) == [] and waits.asking() == []
 
 
 def test_who_gave_way_asks_again_in_the_time_that_is_left(waits, clock, counters):

@@ -23,7 +23,7 @@ from typing import Any
 import kvpool
 
 MOST_WAIT_MS = 60_000  # Match.wait_ms.
-_MOST_WAITS = 64  # kvpoold lets so many matches of a session wait.
+_MOST_WAITS = 64  # kvpoold lets so many matches of a session wait. So many requests are left out of a step: others go on at once.
 _AHEAD = 16  # Requests that may have asked before it is their turn: what comes up is held for them.
 _POLL_S = 0.002
 
@@ -86,6 +86,7 @@ class Below:
         self._wait_ms, self._most_blocks, self._counters = wait_ms, most_blocks, counters
         counters |= {"waited_requests": 0, "promoted_tokens": 0, "late_waits": 0}
         self._waits: dict[str, _Wait] = {}  # Keyed by request id.
+        self._asked = self._asked_blocks = 0  # Of those that are asked.
         self._left_out: set[str] = set()  # Request ids.
         # The step that is being planned may leave requests out, has nothing else to do, and waits for answers until then.
         self._may_leave_out = self._idle = False
@@ -112,11 +113,10 @@ class Below:
             wait.resident_tokens = wait.held_tokens = hit.tokens
             wait.is_below = hit.below_tokens > 0
             if hit.miss == "none":
-                wait.pending, wait.over = None, True
+                self._end(wait)
 
     def _ask(self, session: kvpool.Session, wait: _Wait, most: int) -> bool:
-        asked = [other.blocks for other in self._waits.values() if other.pending is not None]
-        if len(asked) >= most or (asked and sum(asked) + wait.blocks > self._most_blocks):
+        if self._asked >= most or (self._asked > 0 and self._asked_blocks + wait.blocks > self._most_blocks):
             return False
         left = self._wait_ms if wait.until is None else int((wait.until - time.monotonic()) * 1000)
         if left <= 0:
@@ -125,7 +125,20 @@ class Below:
             wait.pending = session.match_groups(wait.question, wait_ms=left)
         except kvpool.ResourceExhaustedError:
             return False  # Too much is on its way.
+        self._asked += 1
+        self._asked_blocks += wait.blocks
         return True
+
+    def _stop(self, wait: _Wait) -> None:
+        """What comes is given back, unless it was taken."""
+        if wait.pending is not None:
+            wait.pending = None
+            self._asked -= 1
+            self._asked_blocks -= wait.blocks
+
+    def _end(self, wait: _Wait) -> None:
+        self._stop(wait)
+        wait.over = True
 
     @contextlib.contextmanager
     def planning(self, scheduler: Any) -> Iterator[None]:
@@ -150,21 +163,21 @@ class Below:
         if wait.pending is not None or self._ask(session, wait, _MOST_WAITS):
             hit = self._answer(wait)
             if hit is not None:
-                wait.pending, wait.over = None, True
+                self._end(wait)
                 self._counters["promoted_tokens"] += max(0, hit.tokens - wait.resident_tokens)
                 self._counters["late_waits"] += hit.below_tokens > 0
                 if hit.tokens > wait.held_tokens:
                     take(hit, wait.question)
                 return False
         now = time.monotonic()
-        if wait.until is None and self._may_leave_out:
+        if wait.until is None and self._may_leave_out and len(self._left_out) < _MOST_WAITS:
             wait.until = now + self._wait_ms / 1000
             self._counters["waited_requests"] += 1
-        if self._may_leave_out and now < wait.until:
+        if self._may_leave_out and wait.until is not None and now < wait.until:
             self._left_out.add(request.request_id)
             return True
-        wait.pending, wait.over = None, True
-        self._counters["late_waits"] += 1
+        self._end(wait)
+        self._counters["late_waits"] += wait.until is not None
         request.kvpool_asked = None  # Some of it may have come.
         return False
 
@@ -184,15 +197,18 @@ class Below:
         return [request_id for request_id, wait in self._waits.items() if wait.pending is not None]
 
     def give_way(self, request_id: str) -> None:
-        """What has come is given back. The request may ask again at its turn."""
+        """Blocks are short. The request may ask again at its turn."""
         if (wait := self._waits.get(request_id)) is not None and not wait.over:
-            wait.pending, wait.held_tokens = None, 0
+            self._stop(wait)
+            wait.held_tokens = 0
 
     def let_go(self, request_id: str) -> None:
-        """The request is scheduled, or wants nothing any more. What comes is given back."""
-        self._waits.pop(request_id, None)
+        """The request is scheduled, or wants nothing any more."""
+        if (wait := self._waits.pop(request_id, None)) is not None:
+            self._stop(wait)
         self._left_out.discard(request_id)
 
     def clear(self) -> None:
         self._waits.clear()
         self._left_out.clear()
+        self._asked = self._asked_blocks = 0

@@ -533,15 +533,17 @@ class KvPoolBlockPool(BlockPool):
 
     def _lease_what_gives_way(self, count: int, request_ids: Iterable[str], patience: float) -> bool:
         """Lets go of prefixes of these requests, but of the one that is being allocated for, the last first, until so many blocks are had."""
-        freed, gave_way = 0, False
+        freed, enough, gave_way = 0, count, False
         for request_id in reversed(list(request_ids)):
             if request_id == self._trying:
                 continue
             gave_way, before = True, self._in_use
             self._give_way(request_id)
             freed += before - self._in_use
-            if freed >= count and self._lease(count, 0.0):
-                return True
+            if freed >= enough:
+                if self._lease(count, 0.0):
+                    return True
+                enough = 2 * freed  # Others hold them, too.
         return gave_way and self._lease(count, patience)
 
     # ---- Sharing
