@@ -1,15 +1,18 @@
 """What is below the pool (kvpoold --tier) of the prefixes of waiting requests. No step waits for it: vLLM leaves a request out of a step and
 asks for it again in the next, for wait_ms at most.
 
-A request asks twice: for what the pool has, which is answered at once, and by a match that the daemon answers when what is below has come
-up. The first answer says whether there is a daemon; the second is taken as the first is. Where nothing is below, both come together. Until
-a request is scheduled, or wants nothing any more, it is, by its second question:
+A request asks twice: for what the pool has, which is answered at once and says whether there is a daemon; and, if more is below, by a match
+that is answered when that has come up, which is then found as the first answer is. Until a request is scheduled, or wants nothing any
+more, it is, by its second question:
 
-    unasked    nothing is known to be below, or it is not its turn           -> asked | wanting
-    wanting    more is below, and others that come up fill the room, or      -> asked (there is room) | over (late)
-               this one's gave way when blocks were short
+    ahead      it has asked the first before its turn, and what is below     -> wanting | over (nothing is below)
+               comes up for it, which nobody holds
+    wanting    more is below. Others that come up fill the room, or this     -> asked (there is room) | over (late)
+               one's gave way when blocks were short
     asked      it is on its way, or has come and is held                     -> over (taken, late) | wanting (gave way)
     over       it goes on with what it has
+
+A store that nodes share may have what its daemon has not heard of: with `shared` a request asks both at once, whatever is said to be below.
 """
 
 from __future__ import annotations
@@ -17,14 +20,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 import kvpool
 
 MOST_WAIT_MS = 60_000  # Match.wait_ms.
 _MOST_WAITS = 64  # kvpoold lets so many matches of a session wait. So many requests are left out of a step: others go on at once.
-_AHEAD = 16  # Requests that may have asked before it is their turn: what comes up is held for them.
+_AHEAD = 16  # Requests for which something may come up before it is their turn.
 _POLL_S = 0.002
 
 
@@ -33,6 +36,7 @@ class _Wait:
     question: Any
     blocks: int
     pending: kvpool.PendingMatch | None = None
+    fills: bool = False  # Some of the room.
     until: float | None = None  # None: no step was planned without it.
     over: bool = False
     resident_tokens: int = 0  # Those that the pool had,
@@ -81,64 +85,86 @@ class _HoldsBack:
 class Below:
     """Methods that are given a session raise its KvpoolError."""
 
-    def __init__(self, wait_ms: int, most_blocks: int, counters: dict[str, int]) -> None:
+    def __init__(self, wait_ms: int, shared: bool, most_blocks: int, counters: dict[str, int]) -> None:
         """`most_blocks`: so many are on their way up at once, unless one request has more."""
-        self._wait_ms, self._most_blocks, self._counters = wait_ms, most_blocks, counters
+        self._wait_ms, self._shared, self._most_blocks, self._counters = wait_ms, shared, most_blocks, counters
         counters |= {"waited_requests": 0, "promoted_tokens": 0, "late_waits": 0}
         self._waits: dict[str, _Wait] = {}  # Keyed by request id.
-        self._asked = self._asked_blocks = 0  # Of those that are asked.
+        self._filling = self._filled_blocks = 0  # Of those that fill the room.
         self._left_out: set[str] = set()  # Request ids.
         # The step that is being planned may leave requests out, has nothing else to do, and waits for answers until then.
         self._may_leave_out = self._idle = False
         self._poll_until = 0.0
 
-    def __bool__(self) -> bool:
-        """Whether it knows of requests."""
-        return bool(self._waits)
+    def requests(self) -> Set[str]:
+        """Ids of those that it knows of."""
+        return self._waits.keys()
+
+    # ---- Questions
+
+    def prefetches(self, request: Any, question: Any) -> bool:
+        """Whether the first question, which the request is about to ask, is to bring up what is below."""
+        if self._shared:
+            return False
+        wait = self._new(request, question)
+        return wait is not None and self._fill(wait, _AHEAD)
 
     def came(self, session: kvpool.Session, request: Any, question: Any) -> None:
-        """The request is in the queue, and has asked the first question, which is the same."""
-        if self._wait_ms == 0 or request.request_id in self._waits:
-            return
-        wait = _Wait(question, sum(len(keys) for _, keys in question))
-        if self._ask(session, wait, _AHEAD):
-            self._waits[request.request_id] = wait
+        """The request has asked the first question."""
+        if self._shared and (wait := self._new(request, question)) is not None:
+            self._ask(session, wait, _AHEAD)
 
     def pool_has(self, request: Any, question: Any, hit: kvpool.MatchHit) -> None:
         """The answer to the first question."""
         wait = self._waits.get(request.request_id)
-        if wait is None and hit.below_tokens > 0 and self._wait_ms > 0:
-            wait = self._waits[request.request_id] = _Wait(question, sum(len(keys) for _, keys in question))
-        if wait is not None:
-            wait.resident_tokens = wait.held_tokens = hit.tokens
-            wait.is_below = hit.below_tokens > 0
-            if hit.miss == "none":
-                self._end(wait)
+        if wait is None and hit.below_tokens > 0:
+            wait = self._new(request, question)
+        if wait is None:
+            return
+        wait.resident_tokens = wait.held_tokens = hit.tokens
+        wait.is_below = hit.below_tokens > 0
+        if wait.pending is None:
+            self._stop(wait)
+        if hit.miss == "none":
+            self._end(wait)
+
+    def _new(self, request: Any, question: Any) -> _Wait | None:
+        if self._wait_ms == 0 or request.request_id in self._waits:
+            return None
+        wait = self._waits[request.request_id] = _Wait(question, sum(len(keys) for _, keys in question))
+        return wait
+
+    def _fill(self, wait: _Wait, most: int) -> bool:
+        if self._filling >= most or (self._filling > 0 and self._filled_blocks + wait.blocks > self._most_blocks):
+            return False
+        wait.fills = True
+        self._filling += 1
+        self._filled_blocks += wait.blocks
+        return True
 
     def _ask(self, session: kvpool.Session, wait: _Wait, most: int) -> bool:
-        if self._asked >= most or (self._asked > 0 and self._asked_blocks + wait.blocks > self._most_blocks):
-            return False
         left = self._wait_ms if wait.until is None else int((wait.until - time.monotonic()) * 1000)
-        if left <= 0:
+        if left <= 0 or not self._fill(wait, most):
             return False
         try:
             wait.pending = session.match_groups(wait.question, wait_ms=left)
-        except kvpool.ResourceExhaustedError:
-            return False  # Too much is on its way.
-        self._asked += 1
-        self._asked_blocks += wait.blocks
-        return True
+        except kvpool.ResourceExhaustedError:  # Too much is on its way.
+            self._stop(wait)
+        return wait.pending is not None
 
     def _stop(self, wait: _Wait) -> None:
         """What comes is given back, unless it was taken."""
-        if wait.pending is not None:
-            wait.pending = None
-            self._asked -= 1
-            self._asked_blocks -= wait.blocks
+        wait.pending = None
+        if wait.fills:
+            wait.fills = False
+            self._filling -= 1
+            self._filled_blocks -= wait.blocks
 
     def _end(self, wait: _Wait) -> None:
         self._stop(wait)
         wait.over = True
+
+    # ---- Steps
 
     @contextlib.contextmanager
     def planning(self, scheduler: Any) -> Iterator[None]:
@@ -158,7 +184,7 @@ class Below:
         """Whether the request is to be left out of the step. `take` is given the second answer and its question."""
         self._left_out.discard(request.request_id)
         wait = self._waits.get(request.request_id)
-        if wait is None or wait.over:
+        if wait is None or wait.over or not (wait.is_below or self._shared):
             return False
         if wait.pending is not None or self._ask(session, wait, _MOST_WAITS):
             hit = self._answer(wait)
@@ -182,7 +208,7 @@ class Below:
         return False
 
     def _answer(self, wait: _Wait) -> kvpool.MatchHit | None:
-        # What the daemon answers at once comes with the first answer, or just behind it.
+        # What the daemon answers at once comes with the first answer, or just behind it, if both were asked at once.
         patience = max(0.0, self._poll_until - time.monotonic()) if self._idle or not wait.is_below else 0.0
         try:
             return wait.pending.wait(timeout=patience)
@@ -211,4 +237,4 @@ class Below:
     def clear(self) -> None:
         self._waits.clear()
         self._left_out.clear()
-        self._asked = self._asked_blocks = 0
+        self._filling = self._filled_blocks = 0

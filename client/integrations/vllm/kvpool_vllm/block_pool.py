@@ -35,7 +35,7 @@ import copy
 import itertools
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import kvpool
@@ -91,7 +91,7 @@ class KvPoolBlockPool(BlockPool):
         self.wanted = 0  # Blocks that the allocation under way needs.
         self.headroom = 0  # Blocks that it may have to leave free; nobody waits for these.
         self.counters = {"asked": 0, "found_blocks": 0, "sealed_blocks": 0, "lease_calls": 0, "shortages": 0, "late_answers": 0}
-        self.below = Below(space.options.wait_ms, space.limit // 2, self.counters)
+        self.below = Below(space.options.wait_ms, space.options.shared_tier, space.limit // 2, self.counters)
         # Indexed by block id.
         self._refs: list[int] = []  # The ref that is held; 0: none.
         self._shared = bytearray()
@@ -397,7 +397,8 @@ class KvPoolBlockPool(BlockPool):
             # The state may be one within a block, which is not asked for.
             questions.append([(number, wanted[number]) for number, group in enumerate(self._groups) if not group.window_tokens])
         try:
-            pending = [(self.session.match_groups(question), question) for question in questions if question]
+            prefetch = self.below.prefetches(request, questions[0])
+            pending = [(self.session.match_groups(question, prefetch=prefetch), question) for question in questions if question]
             self._asked[request.request_id] = pending, time.monotonic()
             self.below.came(self.session, request, questions[0])
         except kvpool.ResourceExhaustedError:
@@ -563,14 +564,14 @@ class KvPoolBlockPool(BlockPool):
             self._new_seals.append((kv_cache_group_id, request, filled, [self._stays[block.block_id] if block else 0 for block in filled],
                                     hashes[num_cached_blocks:num_full_blocks], hashes[num_cached_blocks - 1] if num_cached_blocks else None))
 
-    def scheduled(self, request_ids: Iterable[str]) -> int:
+    def scheduled(self, request_ids: Set[str]) -> int:
         """A step was made of these requests. Returns its number if workers have to say that it is done, else 0.
 
         They have to when it fills blocks that others could find. Most steps of decoding do not, and saying it of each would cost
         more than all else here. What is released is released when no step is under way, if there is one rank and steps do not overlap.
         vLLM takes a step for done when one rank has answered: what is released behind it then waits for all, who say so of the next."""
-        if self._waiting or self._junctions or self.below:
-            for request_id in request_ids:
+        for of_waiting in (self._waiting.keys(), self._junctions.keys(), self.below.requests()):
+            for request_id in request_ids & of_waiting:
                 self.let_go(request_id)
         self._trying = None
         if self.detached:

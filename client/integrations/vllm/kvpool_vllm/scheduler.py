@@ -212,7 +212,7 @@ class _Pooled(scheduler.Scheduler):
         output.kvpool_step = 0
         idle = output.total_num_scheduled_tokens == 0
         if not idle or self.pool.release_waits:
-            output.kvpool_step = self.pool.scheduled(output.num_scheduled_tokens)
+            output.kvpool_step = self.pool.scheduled(output.num_scheduled_tokens.keys())
         return output
 
     def has_requests(self) -> bool:
