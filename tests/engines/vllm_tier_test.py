@@ -2,6 +2,9 @@
 what is said is what stock vLLM says."""
 
 import contextlib
+import shutil
+import socket
+import subprocess
 import time
 
 import pytest
@@ -93,6 +96,54 @@ def test_the_next_daemon_has_all_of_it(daemon, engine, stock, kind):
         assert counted(one)["promoted_tokens"] == sum(whole_blocks(prompt) for prompt in asked)
         assert counted(one)["late_waits"] == 0
         assert_nothing_is_held(one)
+
+
+@contextlib.contextmanager
+def redis(directory):
+    """A store's port. Debian's redis-tools has the server, by another name."""
+    with socket.socket() as claim:
+        claim.bind(("127.0.0.1", 0))
+        port = claim.getsockname()[1]
+    with open(directory / "redis.log", "wb") as log:
+        server = subprocess.Popen(["redis-server", "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", str(directory)],
+                                  executable=shutil.which("redis-check-rdb"), stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            except ConnectionRefusedError:
+                assert server.poll() is None and time.monotonic() < deadline, (directory / "redis.log").read_text()
+                time.sleep(0.01)
+        yield port
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_what_another_node_has_left_in_a_store(engine, stock, tmp_path):
+    """The daemon has not heard of it."""
+    (tmp_path / "key").write_bytes(bytes(range(32)))
+    (tmp_path / "key").chmod(0o600)
+    asked = prompts(6, seed=142, shortest=200)
+    own = stock.generate(asked)["tokens"]
+    with redis(tmp_path) as port:
+        flags = [f"--tier=resp:127.0.0.1:{port}", f"--tier-key-file={tmp_path}/key"]
+        with contextlib.closing(Daemon(slab="4MiB", flags=flags)) as node:
+            one = engine({"socket": node.socket})
+            assert one.generate(asked)["tokens"] == own
+            one.ask("flush")
+            one.kill()
+            node.process.terminate()
+            assert node.process.wait(60) == 0
+        with contextlib.closing(Daemon(slab="4MiB", flags=flags)) as node:
+            one = engine({"socket": node.socket, "wait_ms": 60000, "shared_tier": True})
+            assert one.generate(asked) == {"tokens": own, "cached": [whole_blocks(prompt) for prompt in asked]}
+            assert promoted(node) == sum(map(whole_blocks, asked)) // 32
+            fresh = prompts(2, seed=143, shortest=200)  # It is asked for these, too, and has nothing.
+            assert one.generate(fresh) == {"tokens": stock.generate(fresh)["tokens"], "cached": [0] * 2}
+            assert_nothing_is_held(one)
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
@@ -219,3 +270,4 @@ def test_refused_by_name(daemon, engine):
     for wrong in (-1, 60001, 0.5, True):
         assert f"additional_config.kvpool.wait_ms is {wrong!r}; must be an int from 0 to 60000" in engine(
             {"socket": daemon.socket, "wait_ms": wrong}).refused()
+    assert "additional_config.kvpool.shared_tier is 1; must be true or false" in engine({"socket": daemon.socket, "shared_tier": 1}).refused()
