@@ -216,13 +216,22 @@ def test_as_many_wait_as_the_daemon_takes(clock, is_shared):
     assert (sum(ahead), len(session.asked)) == ((0, 16) if is_shared else (16, 0))  # Before it is their turn.
     for each in requests:
         waits.pool_has(each, question(), hit(0, below_tokens=128))
-    assert len(step(waits, session, *requests)) == 64 and len(session.asked) == 64
+    assert len(step(waits, session, *requests)) == 64 and len(session.asked) == (64 if is_shared else 48)
     for pending in session.asked[:10]:
         pending.hit = hit(128, miss="none")
     assert len(step(waits, session, *requests)) == 54  # The others went on.
-    assert len(waits.asking()) == 54
+    assert len(waits.asking()) == (54 if is_shared else 48)
     clock.at += 2
     assert step(waits, session, *requests) == [] and waits.asking() == []
+
+
+def test_who_is_not_at_his_turn_keeps_nobody_waiting_who_is(shared):
+    session, ahead, first = Session(), [request(str(i)) for i in range(20)], request("first")
+    for each in ahead:
+        shared.came(session, each, question(50))
+    assert len(session.asked) == 1  # Half the room.
+    shared.pool_has(first, question(100), hit(0, below_tokens=3200))
+    assert step(shared, session, first) == ["first"] and len(session.asked) == 2
 
 
 def test_who_gave_way_asks_again_in_the_time_that_is_left(waits, clock, counters):

@@ -26,8 +26,9 @@ from typing import Any
 import kvpool
 
 MOST_WAIT_MS = 60_000  # Match.wait_ms.
-_MOST_WAITS = 64  # kvpoold lets so many matches of a session wait. So many requests are left out of a step: others go on at once.
-_AHEAD = 16  # Requests for which something may come up before it is their turn.
+# kvpoold lets 64 matches of a session wait, or bring up what is below: so many of requests before their turn, and so many of others.
+_AHEAD, _AT_TURN = 16, 48
+_MOST_LEFT_OUT = 64  # Requests, of a step: others go on at once.
 _POLL_S = 0.002
 
 
@@ -36,12 +37,35 @@ class _Wait:
     question: Any
     blocks: int
     pending: kvpool.PendingMatch | None = None
-    fills: bool = False  # Some of the room.
+    room: _Room | None = None  # It fills some of this.
     until: float | None = None  # None: no step was planned without it.
     over: bool = False
     resident_tokens: int = 0  # Those that the pool had,
     held_tokens: int = 0  # of which the request has not let go.
     is_below: bool = False  # The daemon has said that more is below.
+
+
+@dataclasses.dataclass
+class _Room:
+    """For what comes up at once: so many requests, and so many blocks, unless one request has more."""
+
+    most: int
+    most_blocks: int
+    count: int = 0
+    blocks: int = 0
+
+    def take(self, wait: _Wait) -> bool:
+        if self.count >= self.most or (self.count > 0 and self.blocks + wait.blocks > self.most_blocks):
+            return False
+        wait.room = self
+        self.count += 1
+        self.blocks += wait.blocks
+        return True
+
+    def leave(self, wait: _Wait) -> None:
+        wait.room = None
+        self.count -= 1
+        self.blocks -= wait.blocks
 
 
 class _NoConnector:
@@ -86,11 +110,11 @@ class Below:
     """Methods that are given a session raise its KvpoolError."""
 
     def __init__(self, wait_ms: int, shared: bool, most_blocks: int, counters: dict[str, int]) -> None:
-        """`most_blocks`: so many are on their way up at once, unless one request has more."""
-        self._wait_ms, self._shared, self._most_blocks, self._counters = wait_ms, shared, most_blocks, counters
+        """`most_blocks`: so many are on their way up at once, for requests whose turn it is; half as many for others."""
+        self._wait_ms, self._shared, self._counters = wait_ms, shared, counters
         counters |= {"waited_requests": 0, "promoted_tokens": 0, "late_waits": 0}
         self._waits: dict[str, _Wait] = {}  # Keyed by request id.
-        self._filling = self._filled_blocks = 0  # Of those that fill the room.
+        self._ahead, self._at_turn = _Room(_AHEAD, most_blocks // 2), _Room(_AT_TURN, most_blocks)
         self._left_out: set[str] = set()  # Request ids.
         # The step that is being planned may leave requests out, has nothing else to do, and waits for answers until then.
         self._may_leave_out = self._idle = False
@@ -107,12 +131,12 @@ class Below:
         if self._shared:
             return False
         wait = self._new(request, question)
-        return wait is not None and self._fill(wait, _AHEAD)
+        return wait is not None and self._ahead.take(wait)
 
     def came(self, session: kvpool.Session, request: Any, question: Any) -> None:
         """The request has asked the first question."""
         if self._shared and (wait := self._new(request, question)) is not None:
-            self._ask(session, wait, _AHEAD)
+            self._ask(session, wait, self._ahead)
 
     def pool_has(self, request: Any, question: Any, hit: kvpool.MatchHit) -> None:
         """The answer to the first question."""
@@ -134,17 +158,9 @@ class Below:
         wait = self._waits[request.request_id] = _Wait(question, sum(len(keys) for _, keys in question))
         return wait
 
-    def _fill(self, wait: _Wait, most: int) -> bool:
-        if self._filling >= most or (self._filling > 0 and self._filled_blocks + wait.blocks > self._most_blocks):
-            return False
-        wait.fills = True
-        self._filling += 1
-        self._filled_blocks += wait.blocks
-        return True
-
-    def _ask(self, session: kvpool.Session, wait: _Wait, most: int) -> bool:
+    def _ask(self, session: kvpool.Session, wait: _Wait, room: _Room) -> bool:
         left = self._wait_ms if wait.until is None else int((wait.until - time.monotonic()) * 1000)
-        if left <= 0 or not self._fill(wait, most):
+        if left <= 0 or not room.take(wait):
             return False
         try:
             wait.pending = session.match_groups(wait.question, wait_ms=left)
@@ -155,10 +171,8 @@ class Below:
     def _stop(self, wait: _Wait) -> None:
         """What comes is given back, unless it was taken."""
         wait.pending = None
-        if wait.fills:
-            wait.fills = False
-            self._filling -= 1
-            self._filled_blocks -= wait.blocks
+        if wait.room is not None:
+            wait.room.leave(wait)
 
     def _end(self, wait: _Wait) -> None:
         self._stop(wait)
@@ -186,7 +200,7 @@ class Below:
         wait = self._waits.get(request.request_id)
         if wait is None or wait.over or not (wait.is_below or self._shared):
             return False
-        if wait.pending is not None or self._ask(session, wait, _MOST_WAITS):
+        if wait.pending is not None or self._ask(session, wait, self._at_turn):
             hit = self._answer(wait)
             if hit is not None:
                 self._end(wait)
@@ -196,7 +210,7 @@ class Below:
                     take(hit, wait.question)
                 return False
         now = time.monotonic()
-        if wait.until is None and self._may_leave_out and len(self._left_out) < _MOST_WAITS:
+        if wait.until is None and self._may_leave_out and len(self._left_out) < _MOST_LEFT_OUT:
             wait.until = now + self._wait_ms / 1000
             self._counters["waited_requests"] += 1
         if self._may_leave_out and wait.until is not None and now < wait.until:
@@ -235,6 +249,5 @@ class Below:
         self._left_out.discard(request_id)
 
     def clear(self) -> None:
-        self._waits.clear()
-        self._left_out.clear()
-        self._filling = self._filled_blocks = 0
+        for request_id in list(self._waits):
+            self.let_go(request_id)
