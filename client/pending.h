@@ -26,6 +26,7 @@ struct MatchHit {
   std::vector<Blocks> groups;  // Parallel to the groups asked for.
   v1::MissReason miss = v1::MISS_REASON_NONE;
   uint64_t below_tokens = 0;  // So many more are in a tier: see v1::MatchResult.
+  uint32_t below_ms = 0;      // When they could be here; 0: not known.
 };
 
 // What became of sealed blocks.

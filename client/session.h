@@ -210,6 +210,12 @@ class Session {
                             std::chrono::milliseconds ttl,
                             std::chrono::milliseconds half_life = std::chrono::milliseconds(0));
 
+  // A prefill took so long: that many tokens were computed in one step of the engine behind so many others, and nothing else to
+  // speak of beside them. The daemon learns from such reports whether to load what is below the pool or to have it computed again.
+  // They travel with the next batch, at most the last 64; a daemon that knows nothing of them is told nothing. INVALID_ARGUMENT: a
+  // number is beyond its limit (v1::PrefillSample).
+  absl::Status ReportPrefill(uint64_t tokens, uint64_t tokens_before, std::chrono::microseconds time);
+
   // ---- On the device: kvpool/v1/score.proto says what each field means. client/live_sequence.h keeps a sequence's
   // blocks and keys in step with what these verbs do to it. RESOURCE_EXHAUSTED as above. Until its answer is here,
   // an operation keeps the blocks that it names: a block released meanwhile goes back when the operation is over.

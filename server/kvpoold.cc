@@ -159,6 +159,7 @@ absl::Status Kvpoold::Open(const Settings& settings) {
 
   ASSIGN_OR_RETURN(OpenedDevices opened, OpenDevices(settings.device, settings.capacity));
   RETURN_IF_ERROR(CheckSlabBytes(settings.daemon.slab_bytes, opened));
+  RETURN_IF_ERROR(CheckHostMemory(settings.tiers, opened));
   if (keeper_ != nullptr) {
     RETURN_IF_ERROR(TrustKeeper(keeper_.get(), opened.devices));
     RETURN_IF_ERROR(place_.KeepEpoch());
@@ -183,14 +184,17 @@ absl::Status Kvpoold::Open(const Settings& settings) {
   options.began_ms = began_ms;
   options.access = access_;
   options.device_capacity_bytes = std::move(opened.capacity_bytes);
-  if (settings.tier.has_value()) {
-    ASSIGN_OR_RETURN(OpenedTier opened_tier, OpenTier(*settings.tier, settings.tier_key_file));
-    LogInfo("tier", {{"tier", opened_tier.tier->name()},
-                     {"what", opened_tier.tier->describe()},
-                     {"values", opened_tier.tier->usage().values}});
-    options.tier = std::move(opened_tier.tier);
-    options.tier_secret = std::move(opened_tier.secret);
-    options.tier_write = settings.tier->write;
+  if (!settings.tiers.empty()) {
+    ASSIGN_OR_RETURN(OpenedTiers tiers,
+                     OpenTiers(settings.tiers, settings.tier_key_file, settings.state_dir));
+    for (const TierMember& member : tiers.members) {
+      LogInfo("tier", {{"tier", member.tier->name()},
+                       {"what", member.tier->describe()},
+                       {"write", TextOf(member.rule)},
+                       {"values", member.tier->usage().values}});
+    }
+    options.tiers = std::move(tiers.members);
+    options.tier_secret = std::move(tiers.secret);
   }
   // Nothing has hashed a key yet.
   SetKeyHashWords(RandomKeyHashWords());

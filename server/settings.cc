@@ -44,6 +44,7 @@ struct CommandLine {
   absl::Duration idle_space = absl::Milliseconds(settings.daemon.idle_space_ms);
   absl::Duration reattach_timeout = absl::Milliseconds(settings.daemon.reattach_ms);
   absl::Duration shutdown_grace = absl::FromChrono(settings.shutdown_grace);
+  std::vector<std::string> tiers;
   absl::Duration tier_flush = absl::FromChrono(settings.tier_flush);
   bool help = false, version = false;
 };
@@ -164,23 +165,21 @@ void AddDaemonFlags(CommandLine* line, Flags* flags) {
       "record what engines ask for in this file, keys hashed, to replay it with kvpool-sim; empty: do not");
   AddSize("event-log-bytes", &daemon.event_log_bytes, kLeastEventLogBytes,
           "most that it takes; at half of this the file becomes FILE.1 and is begun anew", flags);
-  flags->AddText(
-      "tier", "",
-      "memory below the pool, for what would be evicted: "
-      "file:PATH,capacity=BYTES[,write=evict|seal], a folder "
-      "on a disk; or resp:HOST:PORT[,...], a Redis or Valkey server or cluster that nodes share, "
+  flags->AddRepeated(
+      "tier", &line->tiers,
+      "memory below the pool, for what would be evicted: host:capacity=BYTES, host memory; "
+      "file:PATH,capacity=BYTES, a folder "
+      "on a disk; resp:HOST:PORT[,...], a Redis or Valkey server or cluster that nodes share, "
       "with cluster=auto|on|off, tls=on|off, ca=FILE, cert=FILE, key=FILE, user=NAME, "
-      "password-file=FILE, prefix=TEXT, ttl=DURATION, connections=N, write=evict|seal; empty: none. "
-      "Host memory only",
-      [settings = &line->settings](absl::string_view text) -> absl::Status {
-        if (text.empty()) return absl::OkStatus();
-        ASSIGN_OR_RETURN(settings->tier, ParseTierOptions({text.data(), text.size()}));
-        return absl::OkStatus();
-      });
+      "password-file=FILE, prefix=TEXT, ttl=DURATION, connections=N. Each may have write=evict, of what is "
+      "about to "
+      "leave the pool, write=seal, of all, or write=reuse:N, of what N requests had (evict; resp: reuse:2). "
+      "It may be "
+      "given once for each kind; what several have is loaded from the fastest. Host memory only");
   flags->Add(
       "tier-key-file", &line->settings.tier_key_file,
-      "file with the secret, 32 bytes or more, that keys in the tier are derived from; empty: one is made in "
-      "the tier's folder. Nodes that share a tier have the same one");
+      "file with the secret, 32 bytes or more, that keys in tiers are derived from; empty: one is made in "
+      "the file tier's folder, or in --state-dir. Nodes that share a tier have the same one");
   AddSize("tier-buffer", &daemon.tier_buffer_bytes, kLeastTierBuffer,
           "memory for copies on their way to the tier, and again as much for those from it", flags);
   flags->Add("tier-flush", &line->tier_flush, {.min = absl::ZeroDuration(), .max = absl::Hours(1)},
@@ -273,7 +272,9 @@ absl::Status ReadConfig(const std::string& path, Flags* flags) {
     if (parts.size() != 2) return Invalid(absl::StrCat(place, ": \"", line, "\" is not \"name = value\""));
     if (name == "config") return Invalid(absl::StrCat(place, ": a config file names no other one"));
     const auto [first, is_first] = seen.emplace(name, place);
-    if (!is_first) return Invalid(absl::StrCat(place, ": --", name, " is set at ", first->second, " too"));
+    // There may be several.
+    if (!is_first && name != "tier")
+      return Invalid(absl::StrCat(place, ": --", name, " is set at ", first->second, " too"));
     const auto rest =
         flags->Parse({absl::StrCat("--", name, "=", absl::StripAsciiWhitespace(parts[1]))}, place);
     if (!rest.ok()) return Invalid(absl::StrCat(place, ": ", rest.status().message()));
@@ -288,8 +289,14 @@ absl::Status Parse(const std::vector<std::string>& arguments, CommandLine* line,
   }
   const std::vector<std::string> config = line->config;
   if (config.empty()) return absl::OkStatus();
+  // Those of the command line replace those of files.
+  std::vector<std::string> tiers = std::exchange(line->tiers, {});
+  const bool tiers_given = flags->given("tier");
   for (const std::string& path : config) RETURN_IF_ERROR(ReadConfig(path, flags));
-  return flags->Parse(arguments).status();
+  std::vector<std::string> of_files = std::exchange(line->tiers, {});
+  RETURN_IF_ERROR(flags->Parse(arguments).status());
+  line->tiers = tiers_given ? std::move(tiers) : std::move(of_files);
+  return absl::OkStatus();
 }
 
 absl::Status BadFlag(const char* name, const std::string& value, absl::string_view why) {
@@ -400,10 +407,17 @@ absl::Status ReadDaemonOptions(const CommandLine& line, DaemonOptions* daemon) {
 absl::Status Finish(const CommandLine& line, Settings* settings) {
   RETURN_IF_ERROR(ReadPaths(line, settings));
   RETURN_IF_ERROR(CheckOperatorTls(*settings));
-  if (!settings->tier.has_value() && !settings->tier_key_file.empty()) {
+  for (const std::string& text : line.tiers) {
+    if (text.empty()) continue;
+    ASSIGN_OR_RETURN(settings->tiers.emplace_back(), ParseTierOptions(text));
+  }
+  RETURN_IF_ERROR(CheckTogether(settings->tiers));
+  if (settings->tiers.empty() && !settings->tier_key_file.empty()) {
     return BadFlag("tier-key-file", settings->tier_key_file, "is for --tier");
   }
-  if (settings->tier.has_value() && settings->tier->resp.has_value() && settings->tier_key_file.empty()) {
+  const bool shared = std::any_of(settings->tiers.begin(), settings->tiers.end(),
+                                  [](const TierOptions& tier) { return IsShared(tier.kind); });
+  if (shared && settings->tier_key_file.empty()) {
     return BadFlag(
         "tier-key-file", "",
         "must name a file with the secret that all nodes of --tier=resp:... have: 32 to 4096 bytes");

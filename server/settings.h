@@ -36,8 +36,8 @@ struct Settings {
   std::string operator_tls_listen;
   TlsFiles operator_tls;
   std::chrono::milliseconds shutdown_grace{5000};
-  std::optional<TierOptions> tier;
-  std::string tier_key_file;  // Empty: the tier's folder has its secret.
+  std::vector<TierOptions> tiers;
+  std::string tier_key_file;  // Empty: see OpenTiers.
   std::chrono::milliseconds tier_flush{20000};
   bool keeper = false;  // Started as a keeper, which starts the daemon and another when that is killed.
   // Another process keeps, and does not start this one.

@@ -1,6 +1,7 @@
 #include "server/tier_options.h"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -13,7 +14,9 @@
 #include "absl/time/time.h"
 #include "proto/support/status_macros.h"
 #include "server/devices.h"
+#include "server/machine.h"
 #include "server/tiers/file_tier.h"
+#include "server/tiers/host_tier.h"
 #include "server/tiers/tier_secret.h"
 
 namespace kvpool {
@@ -31,39 +34,56 @@ struct Part {
 absl::Status Wrong(const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat(
       what,
-      "; a tier is written file:PATH,capacity=BYTES[,write=evict|seal] or "
+      "; a tier is written host:capacity=BYTES[,write=RULE], file:PATH,capacity=BYTES[,write=RULE] or "
       "resp:HOST:PORT[,cluster=auto|on|off]"
       "[,tls=on|off][,ca=FILE][,cert=FILE,key=FILE][,user=NAME][,password-file=FILE][,prefix=TEXT]"
-      "[,ttl=DURATION][,connections=N][,write=evict|seal]"));
+      "[,ttl=DURATION][,connections=N][,write=RULE], and RULE is evict, seal or reuse:N"));
 }
 
-absl::Status SetWrite(absl::string_view value, TierOptions* options) {
-  if (value != "evict" && value != "seal") {
-    return Wrong(absl::StrCat("write is \"", value, "\", neither evict nor seal"));
+absl::Status SetWrite(absl::string_view value, TierRule* rule) {
+  if (value == "evict" || value == "seal") {
+    rule->when = value == "seal" ? TierWrite::kSeal : TierWrite::kEvict;
+    return absl::OkStatus();
   }
-  options->write = value == "seal" ? TierWrite::kSeal : TierWrite::kEvict;
+  absl::string_view uses = value;
+  if (!absl::ConsumePrefix(&uses, "reuse:") || !absl::SimpleAtoi(uses, &rule->uses) ||
+      rule->uses < TierRule::kLeastUses || rule->uses > TierRule::kMostUses) {
+    return Wrong(absl::StrCat("write is \"", value, "\"; must be evict, seal, or reuse:",
+                              TierRule::kLeastUses, " to reuse:", TierRule::kMostUses));
+  }
+  rule->when = TierWrite::kReuse;
   return absl::OkStatus();
+}
+
+// capacity= and write= of a tier that keeps to the first.
+absl::Status SetBounded(const std::vector<Part>& parts, uint64_t least, TierOptions* options) {
+  for (const auto& [name, value] : parts) {
+    if (name == "capacity") {
+      const absl::StatusOr<uint64_t> bytes = ParseBytes({value.data(), value.size()});
+      if (!bytes.ok()) return Wrong(absl::StrCat("capacity: ", bytes.status().message()));
+      options->capacity_bytes = *bytes;
+    } else if (name == "write") {
+      RETURN_IF_ERROR(SetWrite(value, &options->rule));
+    } else {
+      return Wrong(absl::StrCat("\"", name, "=", value, "\" is neither capacity= nor write="));
+    }
+  }
+  if (options->capacity_bytes >= least) return absl::OkStatus();
+  return Wrong(absl::StrCat("capacity is ", options->capacity_bytes, " bytes; must be at least ", least));
+}
+
+absl::StatusOr<TierOptions> ParseHost(const std::vector<Part>& parts) {
+  TierOptions options;
+  options.kind = TierKind::kHost;
+  RETURN_IF_ERROR(SetBounded(parts, HostTier::kLeastCapacityBytes, &options));
+  return options;
 }
 
 absl::StatusOr<TierOptions> ParseFile(absl::string_view path, const std::vector<Part>& parts) {
   TierOptions options;
   if (path.empty() || path[0] != '/') return Wrong(absl::StrCat("\"", path, "\" is no absolute path"));
   options.path = std::string(path);
-  for (const auto& [name, value] : parts) {
-    if (name == "capacity") {
-      const absl::StatusOr<uint64_t> bytes = ParseBytes({value.data(), value.size()});
-      if (!bytes.ok()) return Wrong(absl::StrCat("capacity: ", bytes.status().message()));
-      options.capacity_bytes = *bytes;
-    } else if (name == "write") {
-      RETURN_IF_ERROR(SetWrite(value, &options));
-    } else {
-      return Wrong(absl::StrCat("\"", name, "=", value, "\" is neither capacity= nor write="));
-    }
-  }
-  if (options.capacity_bytes < FileTier::kLeastCapacityBytes) {
-    return Wrong(absl::StrCat("capacity is ", options.capacity_bytes, " bytes; must be at least ",
-                              FileTier::kLeastCapacityBytes));
-  }
+  RETURN_IF_ERROR(SetBounded(parts, FileTier::kLeastCapacityBytes, &options));
   return options;
 }
 
@@ -112,7 +132,7 @@ absl::Status SetOneOf(const Part& part, absl::Span<const absl::string_view> name
 }
 
 absl::Status SetResp(const Part& part, TierOptions* options) {
-  RespTier::Options& resp = *options->resp;
+  RespTier::Options& resp = options->resp;
   size_t index = 0;
   if (part.name == "cluster") {
     RETURN_IF_ERROR(SetOneOf(part, {"auto", "on", "off"}, &index));
@@ -131,7 +151,7 @@ absl::Status SetResp(const Part& part, TierOptions* options) {
   if (part.name == "prefix") return SetPrefix(part.value, &resp.prefix);
   if (part.name == "ttl") return SetTtl(part.value, &resp.ttl);
   if (part.name == "connections") return SetConnections(part.value, &resp.connections);
-  if (part.name == "write") return SetWrite(part.value, options);
+  if (part.name == "write") return SetWrite(part.value, &options->rule);
   if (part.name != "user") return Wrong(absl::StrCat("\"", part.name, "=\" is no part of resp:"));
   if (part.value.empty()) return Wrong("user is \"\"; must be a name");
   resp.user = std::string(part.value);
@@ -140,23 +160,24 @@ absl::Status SetResp(const Part& part, TierOptions* options) {
 
 absl::StatusOr<TierOptions> ParseResp(absl::string_view address, const std::vector<Part>& parts) {
   TierOptions options;
-  options.write = TierWrite::kSeal;
+  options.kind = TierKind::kResp;
+  options.rule.when = TierWrite::kReuse;
   const auto endpoint = ParseRespEndpoint({address.data(), address.size()});
   if (!endpoint.has_value()) return Wrong(absl::StrCat("\"", address, "\" is no HOST:PORT"));
-  options.resp = RespTier::Options{.endpoint = *endpoint};
+  options.resp.endpoint = *endpoint;
   for (const Part& part : parts) RETURN_IF_ERROR(SetResp(part, &options));
-  const RespTls& tls = options.resp->tls;
+  const RespTls& tls = options.resp.tls;
   if (tls.cert_file.empty() != tls.key_file.empty()) return Wrong("cert= and key= go together");
   if (!tls.on && !(tls.ca_file.empty() && tls.cert_file.empty())) {
     return Wrong("ca=, cert= and key= are for tls=on");
   }
-  if (!options.resp->user.empty() && options.password_file.empty())
+  if (!options.resp.user.empty() && options.password_file.empty())
     return Wrong("user= is without password-file=");
   return options;
 }
 
-absl::StatusOr<OpenedTier> OpenResp(const TierOptions& options, const std::string& key_file) {
-  RespTier::Options resp = *options.resp;
+absl::StatusOr<std::shared_ptr<Tier>> OpenResp(const TierOptions& options) {
+  RespTier::Options resp = options.resp;
   if (!options.password_file.empty()) {
     ASSIGN_OR_RETURN(resp.password,
                      ReadSecretFile("tier: password-file", options.password_file, 1, kMostPasswordBytes));
@@ -167,37 +188,90 @@ absl::StatusOr<OpenedTier> OpenResp(const TierOptions& options, const std::strin
           absl::StrCat("--tier: password-file=", options.password_file, ": its first line is empty"));
     }
   }
-  ASSIGN_OR_RETURN(std::string secret, ReadTierSecret("tier-key-file", key_file));
   absl::StatusOr<std::unique_ptr<RespTier>> tier = RespTier::Open(resp);
   if (!tier.ok()) return absl::InvalidArgumentError(absl::StrCat("--tier: ", tier.status().message()));
-  return OpenedTier{*std::move(tier), std::move(secret)};
+  return *std::move(tier);
+}
+
+absl::StatusOr<std::shared_ptr<Tier>> OpenTier(const TierOptions& options) {
+  switch (options.kind) {
+    case TierKind::kHost:
+      return std::make_shared<HostTier>(options.capacity_bytes);
+    case TierKind::kFile:
+      return FileTier::Open({.path = options.path, .capacity_bytes = options.capacity_bytes});
+    case TierKind::kResp:
+      return OpenResp(options);
+  }
+  return absl::InternalError("no such tier");
+}
+
+absl::string_view NameOf(TierKind kind) {
+  return kind == TierKind::kHost ? "host" : kind == TierKind::kFile ? "file" : "resp";
 }
 
 }  // namespace
 
 absl::StatusOr<TierOptions> ParseTierOptions(std::string_view text) {
-  const std::vector<absl::string_view> words =
-      absl::StrSplit(absl::string_view(text.data(), text.size()), ',');
+  absl::string_view place(text.data(), text.size());
+  // All of it is named.
+  const bool host = absl::ConsumePrefix(&place, "host:");
+  const std::vector<absl::string_view> words = absl::StrSplit(place, ',');
   std::vector<Part> parts;
-  for (size_t i = 1; i < words.size(); ++i) {
+  for (size_t i = host ? 0 : 1; i < words.size(); ++i) {
     const std::pair<absl::string_view, absl::string_view> part =
         absl::StrSplit(words[i], absl::MaxSplits('=', 1));
     parts.push_back({part.first, part.second});
   }
-  absl::string_view place = words[0];
+  if (host) return ParseHost(parts);
+  place = words[0];
   if (absl::ConsumePrefix(&place, "file:")) return ParseFile(place, parts);
   if (absl::ConsumePrefix(&place, "resp:")) return ParseResp(place, parts);
-  return Wrong(absl::StrCat("\"", words[0], "\" begins with neither file: nor resp:"));
+  return Wrong(absl::StrCat("\"", words[0], "\" begins with none of host:, file: and resp:"));
 }
 
-absl::StatusOr<OpenedTier> OpenTier(const TierOptions& options, const std::string& key_file) {
-  if (options.resp.has_value()) return OpenResp(options, key_file);
-  ASSIGN_OR_RETURN(std::shared_ptr<Tier> tier,
-                   FileTier::Open({.path = options.path, .capacity_bytes = options.capacity_bytes}));
-  absl::StatusOr<std::string> secret = key_file.empty() ? ReadOrMakeTierSecret("tier", options.path + "/key")
-                                                        : ReadTierSecret("tier-key-file", key_file);
-  if (!secret.ok()) return secret.status();
-  return OpenedTier{std::move(tier), *std::move(secret)};
+absl::Status CheckTogether(const std::vector<TierOptions>& tiers) {
+  if (tiers.size() > TierSet::kMost) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--tier was given ", tiers.size(), " times; limit ", TierSet::kMost));
+  }
+  for (size_t i = 0; i < tiers.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (tiers[i].kind != tiers[j].kind) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("--tier: two are ", NameOf(tiers[i].kind), ":; at most one of each kind"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckHostMemory(const std::vector<TierOptions>& tiers, const OpenedDevices& opened) {
+  uint64_t served = 0;
+  for (size_t i = 0; i < opened.devices.size(); ++i) {
+    if (opened.devices[i]->uuid_bytes().empty()) served += opened.capacity_bytes[i];
+  }
+  const MemoryLimit memory = UsableMemory();
+  for (const TierOptions& tier : tiers) {
+    if (tier.kind != TierKind::kHost || tier.capacity_bytes <= memory.bytes - std::min(served, memory.bytes))
+      continue;
+    return absl::InvalidArgumentError(absl::StrCat("--tier: host: capacity is ", tier.capacity_bytes,
+                                                   " bytes, beside ", served, " of --capacity; there are ",
+                                                   memory.bytes, " (", memory.source, ")"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<OpenedTiers> OpenTiers(const std::vector<TierOptions>& tiers, const std::string& key_file,
+                                      const std::string& state_dir) {
+  OpenedTiers opened;
+  std::string own_file = state_dir + "/tier-key";
+  for (const TierOptions& options : tiers) {
+    ASSIGN_OR_RETURN(std::shared_ptr<Tier> tier, OpenTier(options));
+    opened.members.push_back({std::move(tier), options.rule});
+    if (options.kind == TierKind::kFile) own_file = options.path + "/key";
+  }
+  ASSIGN_OR_RETURN(opened.secret, key_file.empty() ? ReadOrMakeTierSecret("tier", own_file)
+                                                   : ReadTierSecret("tier-key-file", key_file));
+  return opened;
 }
 
 }  // namespace kvpool

@@ -1,5 +1,6 @@
 // The C ABI of Session: it converts, and decides nothing.
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -432,6 +433,12 @@ int kvpool_set_retention_decaying(kvpool_session* session, const kvpool_block* b
   return WithRefs(blocks, count, [&](absl::Span<const BlockRef> refs) {
     return session->session->SetRetention(refs, priority, *ttl, *half_life);
   });
+}
+
+int kvpool_report_prefill(kvpool_session* session, uint64_t tokens, uint64_t tokens_before,
+                          uint64_t microseconds) {
+  const std::chrono::microseconds time(std::min<uint64_t>(microseconds, INT64_MAX));
+  return Answer(session->session->ReportPrefill(tokens, tokens_before, time));
 }
 
 int kvpool_take_refusal(kvpool_session* session, char* text, size_t capacity) {

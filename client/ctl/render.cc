@@ -216,38 +216,53 @@ std::string RenderRecovery(const v1::GetRecoveryResponse& recovery) {
 
 std::string RenderTiers(const v1::ListTiersResponse& tiers) {
   if (tiers.tiers().empty()) return "No tiers: what is evicted is gone (kvpoold --tier).\n";
-  Table table({"TIER", "PATH", ">USED", ">CAPACITY", ">USED %", ">VALUES", ">WAITING", ">READ", ">WRITTEN"});
+  Table table({"TIER", "PATH", "WRITE", ">USED", ">CAPACITY", ">USED %", ">VALUES", ">WAITING", ">READ",
+               ">WRITTEN", ">LATENCY", ">SPEED"});
   std::string counts;
   for (const v1::TierInfo& tier : tiers.tiers()) {
     const bool known = tier.capacity_bytes() > 0;
+    const double speed = tier.load_bytes_per_second();
     table.Add(
-        {tier.tier(), tier.path(), known ? HumanBytes(tier.bytes()) : "-",
+        {tier.tier(), tier.path(), tier.write(), known ? HumanBytes(tier.bytes()) : "-",
          known ? HumanBytes(tier.capacity_bytes()) : "-",
          known ? Percent(static_cast<double>(tier.bytes()), static_cast<double>(tier.capacity_bytes())) : "-",
          HumanCount(tier.values()), HumanCount(tier.waiting()), HumanBytes(tier.loaded_bytes()),
-         HumanBytes(tier.stored_bytes())});
+         HumanBytes(tier.stored_bytes()),
+         speed > 0 ? absl::StrFormat("%.1f ms", 1000 * tier.load_seconds()) : "-",
+         speed > 0 ? HumanBytes(static_cast<uint64_t>(speed)) + "/s" : "-"});
     absl::StrAppend(
         &counts,
-        absl::StrFormat(
-            "\nSince start, %s\n"
-            "Values: %s stored, %s loaded, %s evicted, %s missed, %s corrupt, %s late, %s full, %s failed\n"
-            "Down:   %s copied, %s moved, %s dropped, %s left before they were copied\n"
-            "Up:     %s promoted, %s late, %s lost, %s without room; %s matches waited, %s were not let "
-            "wait\n",
-            Printable(tier.tier()), HumanCount(tier.stored()), HumanCount(tier.loaded()),
-            HumanCount(tier.evicted()), HumanCount(tier.missed()), HumanCount(tier.corrupt()),
-            HumanCount(tier.late()), HumanCount(tier.full()), HumanCount(tier.failed()),
-            HumanCount(tier.demoted_blocks(), "block"), HumanCount(tier.moved_blocks()),
-            HumanCount(tier.dropped_blocks()), HumanCount(tier.unwritten_blocks()),
-            HumanCount(tier.promoted_blocks(), "block"), HumanCount(tier.late_blocks()),
-            HumanCount(tier.lost_blocks()), HumanCount(tier.no_room_blocks()), HumanCount(tier.waits()),
-            HumanCount(tier.refused_waits())));
+        absl::StrFormat("%-7s %s stored, %s loaded, %s evicted, %s missed, %s corrupt, %s late, "
+                        "%s full, %s failed\n",
+                        Printable(tier.tier()) + ":", HumanCount(tier.stored()), HumanCount(tier.loaded()),
+                        HumanCount(tier.evicted()), HumanCount(tier.missed()), HumanCount(tier.corrupt()),
+                        HumanCount(tier.late()), HumanCount(tier.full()), HumanCount(tier.failed())));
     if (tier.nodes() > 0) {
-      absl::StrAppend(&counts, "Nodes:  ", HumanCount(tier.nodes()), ", ", HumanCount(tier.nodes_down()),
+      absl::StrAppend(&counts, "        ", HumanCount(tier.nodes(), "node"), ", ",
+                      HumanCount(tier.nodes_down()),
                       " of them down; others may write to them: what they have is not known\n");
     }
   }
-  return table.Text() + counts;
+  const v1::TierInfo& all = tiers.tiers(0);
+  absl::StrAppend(&counts,
+                  absl::StrFormat("Down:   %s copied, %s moved, %s dropped, %s left before they were copied\n"
+                                  "Up:     %s promoted, %s late, %s lost, %s without room, %s not worth it; "
+                                  "%s matches waited, %s were "
+                                  "not let wait\n",
+                                  HumanCount(all.demoted_blocks(), "block"), HumanCount(all.moved_blocks()),
+                                  HumanCount(all.dropped_blocks()), HumanCount(all.unwritten_blocks()),
+                                  HumanCount(all.promoted_blocks(), "block"), HumanCount(all.late_blocks()),
+                                  HumanCount(all.lost_blocks()), HumanCount(all.no_room_blocks()),
+                                  HumanCount(all.not_worth_blocks()), HumanCount(all.waits()),
+                                  HumanCount(all.refused_waits())));
+  if (const auto n = static_cast<double>(all.forecasts()); n > 0) {
+    absl::StrAppend(&counts,
+                    absl::StrFormat("Loads:  %s with a forecast: %.1f ms expected, %.1f ms taken, %.1f ms "
+                                    "off, on average\n",
+                                    HumanCount(all.forecasts()), 1000 * all.forecast_seconds() / n,
+                                    1000 * all.taken_seconds() / n, 1000 * all.error_seconds() / n));
+  }
+  return absl::StrCat(table.Text(), "\nSince start, values and blocks\n", counts);
 }
 
 std::string RenderPolicies(const v1::GetPoliciesResponse& policies) {

@@ -316,6 +316,20 @@ absl::StatusOr<PendingMatch> Session::Match(absl::Span<const GroupKeys> groups, 
   return pending;
 }
 
+absl::Status Session::ReportPrefill(uint64_t tokens, uint64_t tokens_before, std::chrono::microseconds time) {
+  const auto check = [](const char* what, auto value, uint64_t least, uint64_t most) {
+    if (value >= 0 && static_cast<uint64_t>(value) >= least && static_cast<uint64_t>(value) <= most)
+      return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("prefill.", what, " is ", value, "; must be ", least, " to ", most));
+  };
+  RETURN_IF_ERROR(check("tokens", tokens, 1, kMaxPrefillTokens));
+  RETURN_IF_ERROR(check("tokens_before", tokens_before, 0, kMaxPrefillBefore));
+  RETURN_IF_ERROR(check("microseconds", time.count(), 1, kMaxPrefillMicroseconds));
+  rep_->state.prefills.Add(tokens, tokens_before, static_cast<uint64_t>(time.count()));
+  return absl::OkStatus();
+}
+
 absl::StatusOr<PendingMatch> Session::Match(std::string_view keys, const MatchOptions& options) {
   const GroupKeys group{.group = 0, .keys = keys, .key_bytes = 32};
   return Match({&group, 1}, options);

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "client/session/answer_state.h"
+#include "client/session/prefill_reports.h"
 #include "client/session/refusals.h"
 #include "proto/support/mutex.h"
 
@@ -45,6 +46,7 @@ struct SessionState {
   std::atomic<uint64_t> completed_step{0};  // This member is done with it.
   // Keys asked for and not answered: each may use up one block of the credit.
   std::atomic<uint64_t> match_keys_pending{0};
+  PrefillReports prefills;
 
   // Stream thread -> engine.
   std::atomic<uint64_t> passed_step{0};

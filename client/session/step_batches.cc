@@ -40,6 +40,9 @@ void StepBatches::StartStream() {
   next_to_write_ = 0;
   first_on_stream_ = true;
   fence_sent_ = 0;
+  // This daemon may be an older one than the batches were made for, and these are but samples.
+  takes_prefills_ = false;
+  for (const auto& batch : unanswered_) batch->request.clear_prefills();
 }
 
 bool StepBatches::HasWork() const {
@@ -66,6 +69,7 @@ const v1::StepRequest* StepBatches::Next() {
       spare_.push_back(std::move(batch));
       return nullptr;
     }
+    if (takes_prefills_) parts_.state->prefills.Take(&batch->request);
     batch->request.set_sequence(next_sequence_++);
     unanswered_.push_back(std::move(batch));
   }
@@ -214,6 +218,7 @@ void StepBatches::AddRelease(Batch* batch, const std::vector<BlockRef>& refs) {
 }
 
 void StepBatches::OnResponse(v1::StepResponse* response) {
+  takes_prefills_ = takes_prefills_ || response->takes_prefills();
   for (const v1::Notice& notice : response->notices()) OnNotice(notice);
   for (v1::Completion& completion : *response->mutable_completions()) {
     Parked parked;

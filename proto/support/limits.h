@@ -28,6 +28,10 @@ inline constexpr uint32_t kMaxNames = 65536;  // Blocks and keys of one batch, a
 inline constexpr uint32_t kMaxKeyBytes = 64;
 inline constexpr uint32_t kMaxKeysPerBlock = 8;
 inline constexpr uint32_t kMaxMatchWaitMs = 60000;
+inline constexpr uint32_t kMaxPrefillSamples = 64;  // Of one batch.
+inline constexpr uint64_t kMaxPrefillTokens = 1 << 24;
+inline constexpr uint64_t kMaxPrefillBefore = uint64_t{1} << 32;
+inline constexpr uint64_t kMaxPrefillMicroseconds = 3'600'000'000;
 inline constexpr uint8_t kMaxPriority = 100;
 inline constexpr uint64_t kMaxTtlMs = 86400000;  // A day.
 

@@ -42,7 +42,8 @@ absl::Status CheckShare(absl::string_view field, double value) {
 }
 
 absl::Status CheckTier(const DaemonOptions& options, const std::vector<std::unique_ptr<Device>>& devices) {
-  if (options.tier == nullptr) return absl::OkStatus();
+  if (options.tiers.empty()) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckRange("tiers", options.tiers.size(), 1, TierSet::kMost));
   RETURN_IF_ERROR(CheckRange("tier_secret in bytes", options.tier_secret.size(), kLeastTierSecretBytes,
                              kMostTierSecretBytes));
   for (const auto& device : devices) {
@@ -108,9 +109,9 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
   daemon->start_report_.cold = ColdStart::kNoKeeper;
   if (keeper != nullptr) RETURN_IF_ERROR(daemon->Recover());
   daemon->start_ms_ = clock->NowMs();
-  if (options.tier != nullptr) {
+  if (daemon->tiers_ != nullptr) {
     daemon->tier_mover_ =
-        std::make_unique<TierMover>(TierMover::Options{.tier = options.tier,
+        std::make_unique<TierMover>(TierMover::Options{.tiers = daemon->tiers_.get(),
                                                        .buffer_bytes = options.tier_buffer_bytes,
                                                        .thread = options.housekeeping_thread},
                                     [of = daemon.get()] { return of->registry_->Spaces(); });
@@ -152,6 +153,7 @@ Daemon::Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>
       devices_(std::move(devices)),
       clock_(clock),
       keeper_(keeper),
+      tiers_(options.tiers.empty() ? nullptr : std::make_unique<TierSet>(options.tiers)),
       new_spaces_policy_(options.policy) {
   std::vector<DeviceBudget::Capacity> capacities;
   for (size_t i = 0; i < devices_.size(); ++i) {

@@ -300,6 +300,9 @@ class Daemon final : private SpaceOwner {
   void ReplaceStandIns() ABSL_LOCKS_EXCLUDED(switching_mu_);
   // The blocks of a tenant's space leave. Appends the names that they had below.
   void EraseFrom(Space* space, v1::EraseResponse* response, std::vector<TierKey>* names);
+  // What it has below. True: the tier knows of nothing of it, and `known` says so.
+  bool EraseBelow(Tier* tier, const TierOwner& owner, const std::vector<TierKey>& names,
+                  v1::EraseResponse* response, std::string* known);
   std::vector<std::shared_ptr<Space>> SpacesOf(uint64_t space, const std::string& tenant);
 
   const DaemonOptions options_;
@@ -314,6 +317,7 @@ class Daemon final : private SpaceOwner {
   void NoteAnswer();
   std::unique_ptr<DeviceBudget> budget_;
   std::unique_ptr<EventLog> event_log_;  // Spaces add to it. Null: nothing is recorded.
+  const std::unique_ptr<TierSet> tiers_;  // Spaces use it. Null: there is no tier.
   std::unique_ptr<Registry> registry_;
   std::unique_ptr<RetiredCounters> retired_;
   std::atomic<uint64_t> reconnects_{0};

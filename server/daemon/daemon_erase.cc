@@ -121,7 +121,7 @@ absl::Status NoSuchTenant(const std::string& tenant, const std::string& below,
 
 void Daemon::EraseFrom(Space* space, v1::EraseResponse* response, std::vector<TierKey>* names) {
   std::vector<ChainedBlock> pinned;
-  const bool below = space->facts.tier_space.has_value() && options_.tier != nullptr;
+  const bool below = space->facts.tier_space.has_value() && tiers_ != nullptr;
   uint64_t blocks = 0;
   ForEachBlock(space, [&](const SpaceState& state, const BlockView& view) {
     blocks = state.pool.capacity();
@@ -146,6 +146,32 @@ void Daemon::EraseFrom(Space* space, v1::EraseResponse* response, std::vector<Ti
   response->set_bytes(response->bytes() + bytes);
 }
 
+bool Daemon::EraseBelow(Tier* tier, const TierOwner& owner, const std::vector<TierKey>& names,
+                        v1::EraseResponse* response, std::string* known) {
+  const TierErased erased = tier->Erase(owner, names, &stopping_);
+  v1::ErasedTier* of_tier = response->add_tiers();
+  of_tier->set_tier(std::string(tier->name()));
+  of_tier->set_values(erased.values);
+  of_tier->set_bytes(erased.bytes);
+  of_tier->set_failed(erased.failed);
+  of_tier->set_remains(erased.remains);
+  const absl::StatusOr<uint64_t> counted = tier->CountOf(owner);
+  const uint64_t found = counted.value_or(0);
+  of_tier->set_found(found);
+  const std::string name = absl::StrCat("tier ", std::string(tier->name()), ": ");
+  if (!counted.ok()) {
+    response->add_remains(absl::StrCat(name, "it is not known what is left: ", counted.status().message()));
+  }
+  if (!erased.remains.empty()) response->add_remains(absl::StrCat(name, erased.remains));
+  if (erased.failed > 0)
+    response->add_remains(absl::StrCat(name, erased.failed, " values of which it is not certain"));
+  if (found > 0) response->add_remains(absl::StrCat(name, found, " values of it are there"));
+  absl::StrAppend(known, ", and tier ", std::string(tier->name()), " knows of nothing of it",
+                  erased.wiped ? ", also in what is free there, which was wiped" : "",
+                  erased.remains.empty() ? "" : absl::StrCat(" (", erased.remains, ")"));
+  return erased.values + erased.failed + found == 0 && erased.complete && counted.ok();
+}
+
 absl::Status Daemon::Erase(const v1::EraseRequest& request, v1::EraseResponse* response) {
   RETURN_IF_ERROR(ValidateErase(request));
   const auto began = std::chrono::steady_clock::now();
@@ -159,10 +185,8 @@ absl::Status Daemon::Erase(const v1::EraseRequest& request, v1::EraseResponse* r
   }
   // Not by the name alone, as Evict: each uid's tenant of that name is another one.
   std::erase_if(spaces, [&](const auto& space) { return space->facts.tenant != tenant; });
-  Tier* const tier = options_.tier.get();
-  const TierOwner owner = tier == nullptr ? TierOwner{} : OwnerBelow(options_, tenant);
   response->set_spaces(static_cast<uint32_t>(spaces.size()));
-  if (spaces.empty() && tier == nullptr) return NoSuchTenant(tenant, "", others);
+  if (spaces.empty() && options_.tiers.empty()) return NoSuchTenant(tenant, "", others);
   if (tier_mover_ != nullptr) tier_mover_->AwaitRound();
   std::vector<TierKey> names;
   for (const std::shared_ptr<Space>& space : spaces) EraseFrom(space.get(), response, &names);
@@ -173,33 +197,12 @@ absl::Status Daemon::Erase(const v1::EraseRequest& request, v1::EraseResponse* r
   }
   // Those that others close at this moment.
   for (const std::shared_ptr<Space>& closing : registry_->ClosingOf(tenant)) Destroy(closing.get());
-  if (tier != nullptr) {
-    const TierErased erased = tier->Erase(owner, names, &stopping_);
-    v1::ErasedTier* of_tier = response->add_tiers();
-    of_tier->set_tier(std::string(tier->name()));
-    of_tier->set_values(erased.values);
-    of_tier->set_bytes(erased.bytes);
-    of_tier->set_failed(erased.failed);
-    of_tier->set_remains(erased.remains);
-    const absl::StatusOr<uint64_t> counted = tier->CountOf(owner);
-    const uint64_t found = counted.value_or(0);
-    of_tier->set_found(found);
-    const std::string name = absl::StrCat("tier ", std::string(tier->name()), ": ");
-    if (!counted.ok()) {
-      response->add_remains(absl::StrCat(name, "it is not known what is left: ", counted.status().message()));
-    }
-    if (spaces.empty() && erased.values + erased.failed + found == 0 && erased.complete && counted.ok()) {
-      return NoSuchTenant(tenant,
-                          absl::StrCat(", and tier ", std::string(tier->name()), " knows of nothing of it",
-                                       erased.wiped ? ", also in what is free there, which was wiped" : "",
-                                       erased.remains.empty() ? "" : absl::StrCat(" (", erased.remains, ")")),
-                          others);
-    }
-    if (!erased.remains.empty()) response->add_remains(absl::StrCat(name, erased.remains));
-    if (erased.failed > 0)
-      response->add_remains(absl::StrCat(name, erased.failed, " values of which it is not certain"));
-    if (found > 0) response->add_remains(absl::StrCat(name, found, " values of it are there"));
+  std::string known;  // What is known of tiers that have nothing of it.
+  bool nothing = spaces.empty();
+  for (const TierMember& member : options_.tiers) {
+    nothing &= EraseBelow(member.tier.get(), OwnerBelow(options_, tenant), names, response, &known);
   }
+  if (nothing) return NoSuchTenant(tenant, known, others);
   std::map<uint64_t, v1::ErasureHolder> holders;
   // One that was opened since counts, too.
   for (const std::shared_ptr<Space>& space : registry_->Spaces()) {

@@ -192,18 +192,20 @@ absl::StatusOr<std::shared_ptr<Space>> Daemon::MakeSpace(SpaceFacts facts,
                                                                  .measure_work = options_.measure_work,
                                                                  .verify = options_.verify});
                    }));
-  if (options_.tier == nullptr || !space->facts.tier_space.has_value()) return space;
+  if (tiers_ == nullptr || !space->facts.tier_space.has_value()) return space;
   const SpaceFacts& of_space = space->facts;
   const uint64_t value_bytes = of_space.layout.block_bytes() * of_space.devices.size();
-  const uint64_t most = std::min(options_.tier->most_value_bytes(), options_.tier_buffer_bytes);
+  const uint64_t most = std::min(tiers_->most_value_bytes(), options_.tier_buffer_bytes);
   if (value_bytes > most) {
     LogWarning("space without a tier: its blocks are too large",
                {{"space", of_space.id}, {"value_bytes", value_bytes}, {"most_value_bytes", most}});
     return space;
   }
   SpaceLock lock(*space);
-  space->state.below.Use(options_.tier.get(), options_.tier_write);
-  return space;
+  return OrExhausted(what, [&] {
+    space->state.below.Use(tiers_.get());
+    return space;
+  });
 }
 
 absl::StatusOr<std::unique_ptr<MemberLog>> Daemon::KeepMember(const Session& session,

@@ -48,10 +48,13 @@ DaemonSnapshot Daemon::Snapshot() {
     snapshot.events_logged = events.written;
     snapshot.events_lost = events.lost;
   }
-  if (options_.tier != nullptr) {
-    snapshot.tier = TierSnapshot{.name = std::string(options_.tier->name()),
-                                 .path = options_.tier->path(),
-                                 .usage = options_.tier->usage()};
+  for (size_t i = 0; tiers_ != nullptr && i < tiers_->members().size(); ++i) {
+    const TierMember& member = tiers_->members()[i];
+    snapshot.tiers.push_back({.name = std::string(member.tier->name()),
+                              .path = member.tier->path(),
+                              .rule = member.rule,
+                              .usage = member.tier->usage(),
+                              .load = tiers_->measured(i)});
   }
   snapshot.start = start_report_;
   if (const uint64_t ms = first_answer_ms_.load(std::memory_order_relaxed); ms != kNotAnswered)

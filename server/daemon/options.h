@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "proto/support/limits.h"
-#include "server/tiers/tier.h"
+#include "server/tiers/tier_set.h"
 
 namespace kvpool {
 
@@ -53,9 +53,8 @@ struct DaemonOptions {
   std::shared_ptr<AccessControl> access;
 
   // ---- What is below the pool
-  std::shared_ptr<Tier> tier;  // Null: what leaves the pool is gone.
+  std::vector<TierMember> tiers;  // At most TierSet::kMost; none: what leaves the pool is gone.
   std::string tier_secret;     // Keys are derived from it. At least kLeastTierSecretBytes.
-  TierWrite tier_write = TierWrite::kEvict;
   uint64_t tier_buffer_bytes = 128 << 20;  // Copies on their way down; and again as much on their way up.
 
   // ---- Integrity

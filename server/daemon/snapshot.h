@@ -31,7 +31,9 @@ struct CounterTotals {
 
 struct TierSnapshot {
   std::string name, path;
+  TierRule rule;
   TierUsage usage;
+  LoadCost::Measured load;
 };
 
 // What became of the blocks that were not below when the daemon was to end.
@@ -48,7 +50,7 @@ struct DaemonSnapshot {
   std::map<std::string, uint64_t> sessions_ended;
   // Each is keyed by verb; sums over all spaces, as `totals`.
   std::map<std::string, uint64_t> step_operations, step_errors, refused_blocks;
-  std::optional<TierSnapshot> tier;
+  std::vector<TierSnapshot> tiers;  // In the order in which they were named.
   StartReport start;
   uint64_t reconnects = 0;
   uint64_t events_logged = 0, events_lost = 0;  // Both are 0 without an event log.

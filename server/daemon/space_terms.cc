@@ -109,7 +109,7 @@ GiveBack::Terms TermsOf(const AccessRule& rule) {
 }
 
 void DeriveKeys(const DaemonOptions& options, SpaceFacts* facts, uint32_t ranks) {
-  if (options.tier == nullptr) {
+  if (options.tiers.empty()) {
     facts->hash_seed = RandomBytes(kHashSeedBytes);
     return;
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "server/base/log.h"
@@ -22,9 +23,9 @@ constexpr uint64_t kAllSpaces = 0;
 }  // namespace
 
 TierMover::TierMover(const Options& options, Spaces spaces)
-    : tier_(options.tier),
+    : tiers_(*options.tiers),
       spaces_(std::move(spaces)),
-      capacity_bytes_(tier_->usage().capacity_bytes),
+      buffer_bytes_(options.buffer_bytes),
       down_(options.buffer_bytes),
       up_(options.buffer_bytes) {
   if (options.thread) thread_ = std::thread([this] { Run(); });
@@ -40,7 +41,7 @@ void TierMover::Stop() {
     mail_->round_over.SignalAll();
   }
   if (thread_.joinable()) thread_.join();
-  tier_->Drain();
+  tiers_.Drain();
 }
 
 void TierMover::Run() {
@@ -84,12 +85,7 @@ bool TierMover::RunRound() {
     MutexLock lock(&mail_->mu);
     came.swap(mail_->jobs);
     mail_->news = false;
-    for (const auto& [space, at] : std::exchange(mail_->look_again, {})) {
-      const auto looked_at = looked_at_.find(space);
-      if (looked_at != looked_at_.end()) looked_at->second = std::min(looked_at->second, at);
-    }
     if (mail_->give_up_ms.size() > kMostGivenUp) mail_->give_up_ms.clear();
-    if (mail_->look_at_end.size() > kMostGivenUp) mail_->look_at_end.clear();
   }
   std::move(came.begin(), came.end(), std::back_inserter(jobs_));
   bool more = false;
@@ -103,9 +99,8 @@ bool TierMover::RunRound() {
     if (!spaces.empty()) {
       std::rotate(spaces.begin(), spaces.begin() + static_cast<ptrdiff_t>(++rounds_ % spaces.size()),
                   spaces.end());
-      // Half of it: values of many sizes leave gaps.
-      if (capacity_bytes_ > 0) share_bytes_ = capacity_bytes_ / 2 / spaces.size();
     }
+    spaces_seen_ = std::max<size_t>(spaces.size(), 1);
     bool left = false;
     no_buffers_ = false;
     for (const std::shared_ptr<Space>& space : spaces) left |= MoveDown(space);
@@ -205,7 +200,8 @@ bool TierMover::GaveUp(const Fetch& fetch, uint64_t until_ms) {
 bool TierMover::AskFor(Job* job) {
   const Promotion& promotion = *job->promotion;
   std::vector<TierLoad> loads;
-  auto asked = std::make_shared<std::vector<std::shared_ptr<Fetch>>>();
+  // A value that nobody waits for any more is nobody's, also where others of its batch are out for long.
+  auto asked = std::make_shared<std::vector<std::weak_ptr<Fetch>>>();
   while (job->fetches.size() < std::min(promotion.blocks.size(), job->next + 2 * kSlice)) {
     const TierKey key = TierKeyOf(job->space->facts, promotion.blocks[job->fetches.size()].key);
     std::shared_ptr<Fetch> fetch = fetching_[key].lock();
@@ -222,11 +218,13 @@ bool TierMover::AskFor(Job* job) {
   }
   if (loads.empty()) return false;
   const auto left = std::chrono::milliseconds(promotion.until_ms - job->space->NowMs());
-  tier_->Load(std::move(loads), std::chrono::steady_clock::now() + left,
+  tiers_.Load(std::move(loads), std::chrono::steady_clock::now() + left,
               [asked, mail = mail_](size_t index, TierResult result) {
+                const std::shared_ptr<Fetch> fetch = (*asked)[index].lock();
+                if (fetch == nullptr) return;
                 MutexLock lock(&mail->mu);
-                (*asked)[index]->result = result;
-                (*asked)[index]->over = true;
+                fetch->result = result;
+                fetch->over = true;
                 mail->news = true;
                 mail->changed.Signal();
               });
@@ -312,7 +310,11 @@ bool TierMover::BringUp(Job* job, bool* moved) {
       state.pool.Release(holder, turn.now, {&block.ref, 1}, {&verdict, 1});
     }
     if (outcome.canonical != kNullRef) job->held.push_back(outcome.canonical);
-    if (outcome.verdict == Verdict::kDone) state.checks.Sealed(outcome.canonical);
+    if (outcome.verdict == Verdict::kDone) {
+      state.checks.Sealed(outcome.canonical);
+      // Other tiers may be to have it as well.
+      state.below.Sealed(outcome.canonical, block.key);
+    }
     state.below.counters.promoted += outcome.verdict == Verdict::kDone;
   }
   *moved = *moved || !placed.empty();
@@ -324,10 +326,12 @@ void TierMover::Finish(Job* job) {
   Space& space = *job->space;
   SpaceTurn turn(space);
   SpaceState& state = space.state;
-  if (job->space->NowMs() >= job->promotion->until_ms) {
+  const uint64_t now = space.NowMs();
+  if (now >= job->promotion->until_ms) {
     state.below.counters.late += job->promotion->blocks.size() - job->next;
   }
-  space.batches.AnswerWaiting(turn, state.below.End(job->promotion->id));
+  const bool whole = job->next == job->promotion->blocks.size();
+  space.batches.AnswerWaiting(turn, state.below.End(*job->promotion, now, whole));
   // Those who waited hold them now.
   if (!job->held.empty()) {
     std::vector<Verdict> verdicts(job->held.size());
@@ -339,74 +343,106 @@ void TierMover::Finish(Job* job) {
 
 // ----------------------------------------------------------------------------------------------------- down
 
-bool TierMover::Takes(const Space& space) {
+TierSet::Members TierMover::Taking(const Space& space) {
   MutexLock lock(&mail_->mu);
-  const auto until = [this](uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mail_->mu) {
-    const auto found = mail_->give_up_ms.find(id);
-    return found == mail_->give_up_ms.end() ? 0 : found->second;
-  };
-  return space.NowMs() >= std::max(until(space.facts.id), until(kAllSpaces));
+  const size_t members = tiers_.members().size();
+  TierSet::Members taking = 0;
+  for (size_t member = 0; member < members; ++member) {
+    // One that is slow leaves the others their part of the buffers.
+    bool takes = members == 1 || mail_->bytes_down[member] < buffer_bytes_ / members;
+    for (const uint64_t id : {space.facts.id, kAllSpaces}) {
+      const auto found = mail_->give_up_ms.find({id, member});
+      takes = takes && (found == mail_->give_up_ms.end() || space.NowMs() >= found->second);
+    }
+    if (takes) taking |= static_cast<TierSet::Members>(1u << member);
+  }
+  return taking;
 }
 
-uint32_t TierMover::Ahead(const Space& space) const {
+std::vector<TierMover::Copy> TierMover::Wanted(const Space& space, absl::Span<const Below::Going> blocks) {
+  std::vector<TierSet::Offered> offered;
+  uint32_t leaving = 0;
+  for (const Below::Going& going : blocks) {
+    offered.push_back({.key = TierKeyOf(space.facts, going.block.key),
+                       .why = going.offer,
+                       .uses = going.uses,
+                       .place = going.offer == TierOffer::kLeaves ? leaving++ : 0});
+  }
+  std::vector<TierSet::Members> to(offered.size());
+  tiers_.Wanted(offered, ValueBytes(space), spaces_seen_, absl::MakeSpan(to));
+  std::vector<Copy> copies;
+  absl::flat_hash_map<TierKey, size_t> listed;  // One that is listed may be next to leave as well.
+  MutexLock lock(&mail_->mu);
+  for (size_t i = 0; i < offered.size(); ++i) {
+    if (blocks[i].owed != 0) to[i] &= blocks[i].owed;
+    const auto under_way = mail_->going_down.find(offered[i].key);
+    if (under_way != mail_->going_down.end()) to[i] &= static_cast<TierSet::Members>(~under_way->second);
+    if (to[i] == 0) continue;
+    const auto [copy, is_first] = listed.try_emplace(offered[i].key, copies.size());
+    if (is_first) {
+      copies.push_back({blocks[i], to[i]});
+    } else {
+      copies[copy->second].to |= to[i];
+    }
+  }
+  return copies;
+}
+
+uint32_t TierMover::Ahead(const Space& space) {
   const Growth& growth = space.state.growth;
-  const uint64_t ahead = std::clamp(2 * (growth.high_blocks() - growth.low_blocks()), kAhead, kMostAhead);
-  return static_cast<uint32_t>(std::clamp<uint64_t>(share_bytes_ / WholePages(ValueBytes(space)), 1, ahead));
+  return static_cast<uint32_t>(
+      std::clamp<uint64_t>(2 * (growth.high_blocks() - growth.low_blocks()), kAhead, kMostAhead));
 }
 
-bool TierMover::NextUnused(const Space& space, std::vector<BlockPool::Departing>* out) {
+bool TierMover::NextUnused(const Space& space, std::vector<Below::Going>* out) {
   const BlockPool& pool = space.state.pool;
   uint32_t& at = looked_at_[space.facts.id];
   at = std::min(at, pool.capacity());  // Some of it may have been given back.
-  if (at == pool.capacity()) {
-    MutexLock lock(&mail_->mu);
-    const auto failed = mail_->look_at_end.extract(space.facts.id);
-    if (!failed.empty()) at = std::min(at, failed.mapped());
-  }
   for (const uint32_t end = at + std::min(kLookedAt, pool.capacity() - at); at < end;) {
     const absl::StatusOr<BlockView> view = pool.View(BlockId{++at}, space.NowMs());
-    if (view.ok() && pool.IsResident(view->ref)) out->push_back({view->ref, view->key});
+    if (!view.ok() || !pool.IsResident(view->ref)) continue;
+    out->push_back({{view->ref, view->key}, TierOffer::kEnds, space.state.below.uses(view->ref.id)});
   }
   return at < pool.capacity();
 }
 
 bool TierMover::MoveDown(const std::shared_ptr<Space>& space) {
   if (!space->facts.tier_space.has_value()) return false;
-  if (!Takes(*space)) return false;
-  std::vector<BlockPool::Departing> next;
+  const TierSet::Members taking = Taking(*space);
+  if (taking == 0) return false;
+  std::vector<Below::Going> next;
   bool unused = false, more = false;
   {
     SpaceLock lock(*space);
     SpaceState& state = space->state;
     if (state.growth.closed() || !state.below.on()) return false;
-    const bool by_seal = state.below.wants_sealed();
-    const uint32_t ahead = Ahead(*space);
     unused = state.sessions.empty();
+    state.below.TakeListed(kSlice, taking, &next);
     if (unused) {
       more = NextUnused(*space, &next);
     } else {
       looked_at_.erase(space->facts.id);
+      more = !state.below.all_taken();
       // As long as much more is free than reclaiming leaves, nothing leaves.
-      if (!by_seal &&
-          (state.growth.may_grow() || state.growth.free_blocks() > state.growth.high_blocks() + ahead)) {
-        return false;
+      const uint32_t ahead = Ahead(*space);
+      if (state.below.wants_leaving() && !state.growth.may_grow() &&
+          state.growth.free_blocks() <= state.growth.high_blocks() + ahead) {
+        state.below.NextToLeave(ahead, &next);
       }
-      state.below.NextDown(by_seal ? kSlice : ahead, &next);
     }
   }
-  std::vector<TierKey> keys;
-  for (const BlockPool::Departing& block : next) keys.push_back(TierKeyOf(space->facts, block.key));
-  std::vector<TierPresence> there(keys.size());
-  tier_->Exists(keys, absl::MakeSpan(there));
-  std::vector<BlockPool::Departing> dirty;
-  {
-    MutexLock lock(&mail_->mu);
-    for (size_t i = 0; i < next.size(); ++i) {
-      if (there[i] == TierPresence::kYes || mail_->going_down.contains(keys[i])) continue;
-      dirty.push_back(next[i]);
-    }
+  std::vector<Copy> copies = Wanted(*space, next);
+  std::vector<Below::Going> owed;
+  for (Copy& copy : copies) {
+    const auto later = static_cast<TierSet::Members>(copy.to & ~taking);
+    copy.to &= taking;
+    // What is next to leave is offered again in the next round.
+    if (later == 0 || copy.going.offer == TierOffer::kLeaves) continue;
+    owed.push_back(copy.going);
+    owed.back().owed = later;
   }
-  absl::Span<const BlockPool::Departing> left = dirty;
+  std::erase_if(copies, [](const Copy& copy) { return copy.to == 0; });
+  absl::Span<const Copy> left = copies;
   while (!left.empty()) {
     const size_t done = CopyDown(space, left.first(std::min(left.size(), kSlice)));
     left.remove_prefix(done);
@@ -414,29 +450,32 @@ bool TierMover::MoveDown(const std::shared_ptr<Space>& space) {
     if (done == 0 || JobsWait()) break;
     space->GiveWay();
   }
-  if (left.empty()) return more || !dirty.empty();
-  if (unused) {
-    for (const BlockPool::Departing& block : left) {
+  for (const Copy& copy : left) {
+    if (unused && copy.going.offer == TierOffer::kEnds && copy.going.owed == 0) {
+      // It is looked at again.
       uint32_t& at = looked_at_[space->facts.id];
-      at = std::min(at, Index(block.ref.id) - 1);
+      at = std::min(at, Index(copy.going.block.ref.id) - 1);
+    } else if (copy.going.offer != TierOffer::kLeaves) {
+      owed.push_back(copy.going);
+      owed.back().owed = copy.to;
     }
-    return left.size() < dirty.size();
   }
-  SpaceLock lock(*space);
-  for (const BlockPool::Departing& block : left) {
-    if (space->state.below.wants_sealed()) space->state.below.Sealed(block.ref, block.key);
+  if (!owed.empty()) {
+    SpaceLock lock(*space);
+    for (const Below::Going& going : owed) space->state.below.List(going);
   }
-  return left.size() < dirty.size();
+  if (left.empty()) return more || !copies.empty();
+  return left.size() < copies.size();
 }
 
-size_t TierMover::CopyDown(const std::shared_ptr<Space>& space,
-                           absl::Span<const BlockPool::Departing> blocks) {
+size_t TierMover::CopyDown(const std::shared_ptr<Space>& space, absl::Span<const Copy> blocks) {
   std::vector<Placed> placed;
   {
     SpaceLock lock(*space);
     const BlockPool& pool = space->state.pool;
     if (space->state.growth.closed() || !space->state.below.on()) return blocks.size();
-    for (const BlockPool::Departing& block : blocks) {
+    for (const Copy& copy : blocks) {
+      const BlockPool::Departing& block = copy.going.block;
       placed.push_back({.ref = block.ref, .key = block.key, .sum = pool.SumOf(block.ref)});
       if (pool.IsResident(block.ref) && !pool.IsCondemned(block.ref)) Place(*space, &placed.back());
     }
@@ -464,14 +503,16 @@ size_t TierMover::CopyDown(const std::shared_ptr<Space>& space,
     copies.push_back(std::move(copy));
   }
   std::vector<TierStore> stores;
-  std::vector<uint32_t> of;  // The block of each.
+  std::vector<TierSet::Members> to;
+  std::vector<Below::Going> of;  // What each is of.
   {
     SpaceLock lock(*space);
     space->state.checks.Settle(CheckedWhen::kSample, compared);
     for (size_t i = 0; i < copies.size(); ++i) {
       if (copies[i] == nullptr) continue;
       if (space->state.pool.IsResident(placed[i].ref)) {
-        of.push_back(Index(placed[i].ref.id));
+        of.push_back(blocks[i].going);
+        to.push_back(blocks[i].to);
         stores.push_back({TierKeyOf(space->facts, placed[i].key), std::move(copies[i])});
       } else {
         ++space->state.below.counters.moved;
@@ -480,49 +521,68 @@ size_t TierMover::CopyDown(const std::shared_ptr<Space>& space,
   }
   const size_t handled = copies.size();
   if (stores.empty()) return handled;
+  const uint64_t value_bytes = ValueBytes(*space);
   std::vector<TierKey> keys;
   {
     MutexLock lock(&mail_->mu);
-    for (const TierStore& store : stores) {
-      keys.push_back(store.key);
-      mail_->going_down.insert(store.key);
+    for (size_t i = 0; i < stores.size(); ++i) {
+      keys.push_back(stores[i].key);
+      mail_->going_down[keys.back()] |= to[i];
+      for (size_t member = 0; member < TierSet::kMost; ++member) {
+        if ((to[i] >> member & 1) != 0) mail_->bytes_down[member] += value_bytes;
+      }
     }
   }
   struct Batch {
     size_t left = 0;
-    bool stored = false, failed = false;
-    uint32_t first = UINT32_MAX;  // The first block that the tier did not take.
+    TierSet::Members stored = 0, refused = 0,
+                     failed = 0;  // They took some; had no room for some; failed at some.
   };
   const auto batch = std::make_shared<Batch>(Batch{.left = stores.size()});
-  tier_->Store(std::move(stores), [space, mail = mail_, batch, of = std::move(of), keys = std::move(keys)](
-                                      size_t index, TierResult result) {
+  const auto done = [space, mail = mail_, batch, value_bytes, to, of = std::move(of), keys = std::move(keys)](
+                        size_t index, const TierSet::Stored& stored) {
     {
       SpaceLock lock(*space);
-      BelowCounters& counters = space->state.below.counters;
-      ++(result == TierResult::kDone ? counters.demoted : counters.dropped);
+      Below& below = space->state.below;
+      ++(stored.done != 0 ? below.counters.demoted : below.counters.dropped);
+      // What is next to leave is offered again by itself.
+      Below::Going again = of[index];
+      again.owed = stored.refused | stored.failed;
+      if (again.owed != 0 && again.offer != TierOffer::kLeaves) below.List(again);
     }
     MutexLock lock(&mail->mu);
-    mail->going_down.erase(keys[index]);
-    batch->stored |= result == TierResult::kDone;
-    batch->failed |= result == TierResult::kFailed;
-    const uint64_t id = space->facts.id, again_ms = space->NowMs() + kGiveUpMs;
-    // What has no room for the values of one space may have it for others.
-    if (result != TierResult::kDone && result != TierResult::kFailed) mail->give_up_ms[id] = again_ms;
-    if (result != TierResult::kDone) batch->first = std::min(batch->first, of[index]);
-    if (--batch->left > 0 || batch->first == UINT32_MAX) return;
-    // One of many nodes may be gone: it alone does not keep the others from what they would take.
-    if (batch->failed && !batch->stored) mail->give_up_ms[kAllSpaces] = again_ms;
-    auto& look = batch->stored ? mail->look_at_end : mail->look_again;
-    uint32_t& again = look.try_emplace(id, UINT32_MAX).first->second;
-    again = std::min(again, batch->first - 1);
-  });
+    const auto under_way = mail->going_down.find(keys[index]);
+    under_way->second &= static_cast<TierSet::Members>(~to[index]);
+    if (under_way->second == 0) mail->going_down.erase(under_way);
+    for (size_t member = 0; member < TierSet::kMost; ++member) {
+      if ((to[index] >> member & 1) != 0) mail->bytes_down[member] -= value_bytes;
+    }
+    batch->stored |= stored.done;
+    batch->refused |= stored.refused;
+    batch->failed |= stored.failed;
+    if (--batch->left > 0) return;
+    const uint64_t again_ms = space->NowMs() + kGiveUpMs;
+    for (size_t member = 0; member < TierSet::kMost; ++member) {
+      const uint32_t bit = 1u << member;
+      // What has no room for the values of one space may have it for others.
+      if ((batch->refused & bit) != 0) mail->give_up_ms[{space->facts.id, member}] = again_ms;
+      // One of many nodes may be gone: it alone does not keep the others from what they would take.
+      if ((batch->failed & ~batch->stored & bit) != 0) mail->give_up_ms[{kAllSpaces, member}] = again_ms;
+    }
+  };
+  tiers_.Store(std::move(stores), std::move(to), done);
   return handled;
 }
 
 // ---------------------------------------------------------------------------------------------------- at the end
 
-std::vector<BlockPool::Departing> TierMover::Unwritten(Space* space) {
-  std::vector<BlockView> resident;
+std::vector<TierMover::Copy> TierMover::Unwritten(Space* space) {
+  struct Facts {
+    BlockId parent;
+    uint64_t idle_ms;
+  };
+  std::vector<Below::Going> resident;
+  absl::flat_hash_map<BlockId, Facts> of;
   {
     SpaceLock lock(*space);
     if (space->state.growth.closed() || !space->state.below.on()) return {};
@@ -530,34 +590,32 @@ std::vector<BlockPool::Departing> TierMover::Unwritten(Space* space) {
     const uint64_t now = space->NowMs();
     for (uint32_t id = 1; id <= pool.capacity(); ++id) {
       const absl::StatusOr<BlockView> view = pool.View(BlockId{id}, now);
-      if (view.ok() && pool.IsResident(view->ref)) resident.push_back(*view);
+      if (!view.ok() || !pool.IsResident(view->ref)) continue;
+      resident.push_back({{view->ref, view->key}, TierOffer::kEnds, space->state.below.uses(view->ref.id)});
+      of[view->ref.id] = {view->parent, view->idle_ms};
     }
   }
-  std::vector<TierKey> keys;
-  for (const BlockView& block : resident) keys.push_back(TierKeyOf(space->facts, block.key));
-  std::vector<TierPresence> there(keys.size());
-  tier_->Exists(keys, absl::MakeSpan(there));
-  absl::flat_hash_map<BlockId, size_t> left;  // Where in `resident` they are.
-  std::vector<size_t> order;
-  for (size_t i = 0; i < resident.size(); ++i) {
-    if (there[i] == TierPresence::kYes) continue;
-    left[resident[i].ref.id] = i;
-    order.push_back(i);
-  }
+  // What is gone with the daemon is given nothing any more.
+  std::vector<Copy> copies = Wanted(*space, resident);
+  for (Copy& copy : copies) copy.to &= tiers_.lasting();
+  std::erase_if(copies, [](const Copy& copy) { return copy.to == 0; });
+  absl::flat_hash_map<BlockId, size_t> left;  // Where in `copies` they are.
+  for (size_t i = 0; i < copies.size(); ++i) left[copies[i].going.block.ref.id] = i;
+  std::vector<size_t> order(copies.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto facts = [&](size_t copy) -> const Facts& { return of.at(copies[copy].going.block.ref.id); };
   std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return resident[a].idle_ms < resident[b].idle_ms; });
-  std::vector<BlockPool::Departing> blocks;
+                   [&](size_t a, size_t b) { return facts(a).idle_ms < facts(b).idle_ms; });
+  std::vector<Copy> blocks;
   for (const size_t latest : order) {
     std::vector<size_t> chain;
-    BlockId id = resident[latest].ref.id;
+    BlockId id = copies[latest].going.block.ref.id;
     for (auto found = left.find(id); found != left.end(); found = left.find(id)) {
       chain.push_back(found->second);
       left.erase(found);
-      id = resident[chain.back()].parent;
+      id = facts(chain.back()).parent;
     }
-    for (; !chain.empty(); chain.pop_back()) {
-      blocks.push_back({resident[chain.back()].ref, resident[chain.back()].key});
-    }
+    for (; !chain.empty(); chain.pop_back()) blocks.push_back(copies[chain.back()]);
   }
   return blocks;
 }
@@ -571,6 +629,19 @@ uint64_t TierMover::Demoted(const std::vector<std::shared_ptr<Space>>& spaces) {
   return demoted;
 }
 
+bool TierMover::TakesSome(const Space& space) {
+  MutexLock lock(&mail_->mu);
+  for (size_t member = 0; member < tiers_.members().size(); ++member) {
+    const auto gave_up = [&](uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mail_->mu) {
+      const auto found = mail_->give_up_ms.find({id, member});
+      return found != mail_->give_up_ms.end() && space.NowMs() < found->second;
+    };
+    if ((tiers_.lasting() >> member & 1) != 0 && !gave_up(space.facts.id) && !gave_up(kAllSpaces))
+      return true;
+  }
+  return false;
+}
+
 TierFlush TierMover::Flush(std::chrono::milliseconds limit) {
   const auto end = std::chrono::steady_clock::now() + limit;
   // Some may be closed meanwhile.
@@ -579,17 +650,17 @@ TierFlush TierMover::Flush(std::chrono::milliseconds limit) {
   uint64_t found = 0;
   for (const std::shared_ptr<Space>& space : spaces) {
     if (!space->facts.tier_space.has_value()) continue;
-    const std::vector<BlockPool::Departing> blocks = Unwritten(space.get());
+    const std::vector<Copy> blocks = Unwritten(space.get());
     found += blocks.size();
-    absl::Span<const BlockPool::Departing> left = blocks;
-    while (!left.empty() && std::chrono::steady_clock::now() < end && Takes(*space)) {
+    absl::Span<const Copy> left = blocks;
+    while (!left.empty() && std::chrono::steady_clock::now() < end && TakesSome(*space)) {
       const size_t done = CopyDown(space, left.first(std::min(left.size(), kSlice)));
       left.remove_prefix(done);
       // All buffers are out: the disk is the slower one.
       if (done == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
-  tier_->Drain();
+  tiers_.Drain();
   const uint64_t written = Demoted(spaces) - before;
   return {.written = written, .left = found - std::min(found, written)};
 }

@@ -1,4 +1,4 @@
-// Moves blocks between the pools of all spaces and the tier below them: one thread, which no verb waits for.
+// Moves blocks between the pools of all spaces and the tiers below them: one thread, which no verb waits for.
 //
 //   down   What is next to leave is copied while it is still cached. A sealed block's bytes do not change until its generation
 //          moves, so: read ref and key under the mutex, copy without it, and look at the generation again under it. A copy whose
@@ -11,20 +11,21 @@
 #ifndef KVPOOL_SERVER_DAEMON_TIER_MOVER_H_
 #define KVPOOL_SERVER_DAEMON_TIER_MOVER_H_
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "proto/support/mutex.h"
 #include "server/daemon/snapshot.h"
 #include "server/space/space.h"
-#include "server/tiers/tier.h"
+#include "server/tiers/tier_set.h"
 
 namespace kvpool {
 
@@ -32,7 +33,7 @@ class TierMover {
  public:
   using Spaces = std::function<std::vector<std::shared_ptr<Space>>()>;
   struct Options {
-    std::shared_ptr<Tier> tier;
+    TierSet* tiers = nullptr;   // Outlives it.
     uint64_t buffer_bytes = 0;  // Each way.
     bool thread = true;         // False: tests call RunOnce.
   };
@@ -54,7 +55,7 @@ class TierMover {
   // Blocks placed under one hold of a space's mutex.
   static constexpr size_t kSlice = 64;
   // So many blocks next to leave have a copy below, or one on its way: at least kAhead, and twice what reclaiming takes at
-  // once, as far as their space's share of the tier goes. They are looked for under one hold of the mutex, a millisecond
+  // once, as far as their space's share of each tier goes (TierSet::Wanted). They are looked for under one hold of the mutex, a millisecond
   // for kMostAhead.
   static constexpr uint32_t kAhead = 1024, kMostAhead = 16384;
   // Blocks of a space without sessions that are looked at under one hold of its mutex: 0.2 ms.
@@ -83,13 +84,11 @@ class TierMover {
     bool news ABSL_GUARDED_BY(mu) = false;
     bool stopping ABSL_GUARDED_BY(mu) = false;
     std::vector<Job> jobs ABSL_GUARDED_BY(mu);  // Those that have come in.
-    absl::flat_hash_set<TierKey> going_down ABSL_GUARDED_BY(mu);
-    // Keyed by space: the tier took nothing of it, and is asked again then.
-    absl::flat_hash_map<uint64_t, uint64_t> give_up_ms ABSL_GUARDED_BY(mu);
-    // Keyed by space: the tier took nothing of what is behind this block.
-    absl::flat_hash_map<uint64_t, uint32_t> look_again ABSL_GUARDED_BY(mu);
-    // The same, where it took some: what is behind it goes first.
-    absl::flat_hash_map<uint64_t, uint32_t> look_at_end ABSL_GUARDED_BY(mu);
+    // Values that these have been given and have not answered.
+    absl::flat_hash_map<TierKey, TierSet::Members> going_down ABSL_GUARDED_BY(mu);
+    std::array<uint64_t, TierSet::kMost> bytes_down ABSL_GUARDED_BY(mu){};  // Those of each tier.
+    // Keyed by space and tier: it took nothing of the space's, and is asked again then.
+    absl::flat_hash_map<std::pair<uint64_t, size_t>, uint64_t> give_up_ms ABSL_GUARDED_BY(mu);
   };
   // A block under way: where its bytes are on each rank, in memory that stays mapped.
   struct Placed {
@@ -118,23 +117,31 @@ class TierMover {
   void Finish(Job* job);
   bool MoveDown(const std::shared_ptr<Space>& space);
   // Appends the next blocks of a space that no session uses. True: there are more.
-  bool NextUnused(const Space& space, std::vector<BlockPool::Departing>* out)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu);
-  uint32_t Ahead(const Space& space) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu);
-  // False: the tier took nothing a moment ago.
-  bool Takes(const Space& space);
+  bool NextUnused(const Space& space, std::vector<Below::Going>* out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu);
+  static uint32_t Ahead(const Space& space) ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu);
+  // All but the tiers that took nothing of it a moment ago, or that have as much of the buffers as each may have.
+  TierSet::Members Taking(const Space& space);
+  // Some tier that outlives the daemon takes something of it.
+  bool TakesSome(const Space& space);
+  // A block and the tiers that are to have it.
+  struct Copy {
+    Below::Going going;
+    TierSet::Members to = 0;
+  };
+  // What one is to have of those, and is not on its way there.
+  std::vector<Copy> Wanted(const Space& space, absl::Span<const Below::Going> blocks);
   bool JobsWait();
   // What is resident and not below, in the order in which Flush writes.
-  std::vector<BlockPool::Departing> Unwritten(Space* space);
+  std::vector<Copy> Unwritten(Space* space);
   static uint64_t Demoted(const std::vector<std::shared_ptr<Space>>& spaces);
   // Answers how many of the blocks are done with: fewer where no buffer is left.
-  size_t CopyDown(const std::shared_ptr<Space>& space, absl::Span<const BlockPool::Departing> blocks);
+  size_t CopyDown(const std::shared_ptr<Space>& space, absl::Span<const Copy> blocks);
   static void Place(const Space& space, Placed* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu);
   static uint64_t ValueBytes(const Space& space);
 
-  const std::shared_ptr<Tier> tier_;
+  TierSet& tiers_;
   const Spaces spaces_;
-  const uint64_t capacity_bytes_;  // The tier's; 0: nobody knows.
+  const uint64_t buffer_bytes_;
   BufferStock down_, up_;
   const std::shared_ptr<Mailbox> mail_ = std::make_shared<Mailbox>();
   // Only the mover's thread uses these.
@@ -142,10 +149,8 @@ class TierMover {
   absl::flat_hash_map<TierKey, std::weak_ptr<Fetch>> fetching_;
   // Loads that come ask for no look at what is next to leave: it has a pace of its own.
   std::chrono::steady_clock::time_point down_at_;
-  uint64_t rounds_ = 0;  // Spaces take turns at being the first.
-  // What is next to leave a space takes so much of the tier at most. If it took more than there is, the last copies would push
-  // out the first, and each round would write all of them again.
-  uint64_t share_bytes_ = UINT64_MAX;
+  uint64_t rounds_ = 0;     // Spaces take turns at being the first.
+  size_t spaces_seen_ = 1;  // So many share the tiers.
   absl::flat_hash_map<uint64_t, uint32_t>
       looked_at_;  // Keyed by space, of those that no session uses: blocks up to this one were looked at.
   bool no_buffers_ = false;  // The round under way found none left.

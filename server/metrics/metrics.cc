@@ -443,6 +443,8 @@ constexpr CounterFamily<BelowCounters> kBelowFamilies[] = {
     {&BelowCounters::demoted, "kvpool_tier_demoted_blocks_total", "Blocks copied to the tier."},
     {&BelowCounters::promoted, "kvpool_tier_promoted_blocks_total", "Blocks brought up from the tier."},
     {&BelowCounters::waits, "kvpool_tier_waits_total", "Matches that waited for blocks from the tier."},
+    {&BelowCounters::forecasts, "kvpool_tier_forecasts_total",
+     "Promotions whose time was known beforehand, and that came whole."},
 };
 constexpr CounterSeries<BelowCounters> kBelowLosses[] = {{&BelowCounters::moved, "moved"},
                                                          {&BelowCounters::dropped, "dropped"},
@@ -450,10 +452,15 @@ constexpr CounterSeries<BelowCounters> kBelowLosses[] = {{&BelowCounters::moved,
                                                          {&BelowCounters::late, "late"},
                                                          {&BelowCounters::lost, "lost"},
                                                          {&BelowCounters::no_room, "no_room"},
-                                                         {&BelowCounters::refused_waits, "refused_wait"}};
+                                                         {&BelowCounters::refused_waits, "refused_wait"},
+                                                         {&BelowCounters::not_worth, "not_worth"}};
+constexpr CounterSeries<BelowCounters> kForecastMs[] = {{&BelowCounters::forecast_ms, "expected"},
+                                                        {&BelowCounters::taken_ms, "taken"},
+                                                        {&BelowCounters::error_ms, "error"}};
 static_assert(sizeof(BelowCounters) ==
-                  (std::size(kBelowFamilies) + std::size(kBelowLosses)) * sizeof(uint64_t),
-              "a counter of BelowCounters has no line in kBelowFamilies or kBelowLosses");
+                  (std::size(kBelowFamilies) + std::size(kBelowLosses) + std::size(kForecastMs)) *
+                      sizeof(uint64_t),
+              "a counter of BelowCounters has no line in kBelowFamilies, kBelowLosses or kForecastMs");
 
 constexpr CounterSeries<TierCounters> kTierResults[] = {
     {&TierCounters::stored, "stored"},   {&TierCounters::loaded, "loaded"},
@@ -466,55 +473,98 @@ static_assert(sizeof(TierCounters) == (std::size(kTierResults) + std::size(kTier
               "a counter of TierCounters has no line in kTierResults or kTierBytes");
 
 void AddTier(const DaemonSnapshot& daemon, Families* out) {
-  if (!daemon.tier.has_value()) return;
+  if (daemon.tiers.empty()) return;
   for (const auto& family : kBelowFamilies) {
     out->Counter(family.name, family.help);
     EachSpace(daemon, out, [&](const SpaceSnapshot& space) { return space.below.*family.value; });
   }
-  out->Counter("kvpool_tier_lost_blocks_total",
-               "Blocks that did not go down (moved, dropped, left) or come up (late, lost, no_room), by why; "
-               "and matches that "
-               "were not let wait (refused_wait).");
+  out->Counter(
+      "kvpool_tier_lost_blocks_total",
+      "Blocks that did not go down (moved, dropped, left) or come up (late, lost, no_room, not_worth: to "
+      "compute them is faster), by why; and matches that "
+      "were not let wait (refused_wait).");
   for (const SpaceSnapshot& space : daemon.spaces) {
     for (const auto& loss : kBelowLosses) {
       out->Add({{"space", Id(space)}, {"why", loss.label}}, static_cast<double>(space.below.*loss.value));
     }
   }
-  const std::string& name = daemon.tier->name;
-  const TierUsage& usage = daemon.tier->usage;
+  out->Counter(
+      "kvpool_tier_forecast_seconds_total",
+      "Of promotions whose time was known beforehand: what it was expected to be, what it was, and by how "
+      "much they differed.");
+  for (const SpaceSnapshot& space : daemon.spaces) {
+    for (const auto& of : kForecastMs) {
+      out->Add({{"space", Id(space)}, {"what", of.label}}, static_cast<double>(space.below.*of.value) / 1000);
+    }
+  }
+  // Each family has the series of all tiers, one behind the other.
+  const auto each = [&](const std::function<void(const std::string& name, const TierSnapshot& tier)>& add) {
+    for (const TierSnapshot& tier : daemon.tiers) add(tier.name, tier);
+  };
   out->Counter("kvpool_tier_values_total", "Values that a tier was asked for, given, or gave up, by result.");
-  for (const auto& result : kTierResults) {
-    out->Add({{"tier", name}, {"result", result.label}}, static_cast<double>(usage.counters.*result.value));
-  }
+  each([&](const std::string& name, const TierSnapshot& tier) {
+    for (const auto& result : kTierResults) {
+      out->Add({{"tier", name}, {"result", result.label}},
+               static_cast<double>(tier.usage.counters.*result.value));
+    }
+  });
   out->Counter("kvpool_tier_bytes_total", "Bytes read from a tier and written to it.");
-  for (const auto& direction : kTierBytes) {
-    out->Add({{"tier", name}, {"direction", direction.label}},
-             static_cast<double>(usage.counters.*direction.value));
-  }
+  each([&](const std::string& name, const TierSnapshot& tier) {
+    for (const auto& direction : kTierBytes) {
+      out->Add({{"tier", name}, {"direction", direction.label}},
+               static_cast<double>(tier.usage.counters.*direction.value));
+    }
+  });
   out->Gauge("kvpool_tier_values",
              "Values in a tier; of one that nodes share, those that this daemon knows of.");
-  out->Add({{"tier", name}}, static_cast<double>(usage.values));
+  each([&](const std::string& name, const TierSnapshot& tier) {
+    out->Add({{"tier", name}}, static_cast<double>(tier.usage.values));
+  });
   // What others write to has a capacity, and bytes in it, that this daemon does not know.
-  if (usage.capacity_bytes > 0) {
+  const bool bounded = std::any_of(daemon.tiers.begin(), daemon.tiers.end(),
+                                   [](const TierSnapshot& tier) { return tier.usage.capacity_bytes > 0; });
+  if (bounded) {
     out->Gauge("kvpool_tier_used_bytes", "Bytes of the values in a tier.");
-    out->Add({{"tier", name}}, static_cast<double>(usage.bytes));
+    each([&](const std::string& name, const TierSnapshot& tier) {
+      if (tier.usage.capacity_bytes > 0) out->Add({{"tier", name}}, static_cast<double>(tier.usage.bytes));
+    });
     out->Gauge("kvpool_tier_capacity_bytes", "Bytes that a tier may take.");
-    out->Add({{"tier", name}}, static_cast<double>(usage.capacity_bytes));
+    each([&](const std::string& name, const TierSnapshot& tier) {
+      const uint64_t capacity = tier.usage.capacity_bytes;
+      if (capacity > 0) out->Add({{"tier", name}}, static_cast<double>(capacity));
+    });
   }
   out->Gauge("kvpool_tier_nodes",
              "Servers that a tier consists of, by state: up, or down: they don't answer and are left alone.");
-  if (usage.nodes > 0) {
+  each([&](const std::string& name, const TierSnapshot& tier) {
+    const TierUsage& usage = tier.usage;
+    if (usage.nodes == 0) return;
     out->Add({{"tier", name}, {"state", "up"}}, static_cast<double>(usage.nodes - usage.nodes_down));
     out->Add({{"tier", name}, {"state", "down"}}, static_cast<double>(usage.nodes_down));
-  }
+  });
   out->Gauge("kvpool_tier_waiting", "Reads and writes that a tier has not answered.");
-  out->Add({{"tier", name}}, static_cast<double>(usage.waiting));
+  each([&](const std::string& name, const TierSnapshot& tier) {
+    out->Add({{"tier", name}}, static_cast<double>(tier.usage.waiting));
+  });
+  out->Gauge("kvpool_tier_latency_seconds",
+             "What each load of late has taken beside the time for its bytes; 0: not known.");
+  each([&](const std::string& name, const TierSnapshot& tier) {
+    out->Add({{"tier", name}}, tier.load.seconds);
+  });
+  out->Gauge("kvpool_tier_bytes_per_second", "How fast bytes of loads have come of late; 0: not known.");
+  each([&](const std::string& name, const TierSnapshot& tier) {
+    out->Add({{"tier", name}}, tier.load.bytes_per_second);
+  });
   out->Histogram("kvpool_tier_load_seconds",
                  "From when a value was asked for to the answer, the wait included.");
-  out->Add({{"tier", name}}, usage.load);
+  each([&](const std::string& name, const TierSnapshot& tier) {
+    out->Add({{"tier", name}}, tier.usage.load);
+  });
   out->Histogram("kvpool_tier_store_seconds",
                  "From when a value was given to the answer, the wait included.");
-  out->Add({{"tier", name}}, usage.store);
+  each([&](const std::string& name, const TierSnapshot& tier) {
+    out->Add({{"tier", name}}, tier.usage.store);
+  });
 }
 
 void AddDecisions(const DaemonSnapshot& daemon, Families* out) {

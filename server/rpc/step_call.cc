@@ -168,7 +168,8 @@ class StepCall final : public RpcCall {
   v1::StepResponse response_;
   std::string wire_;
   bool keep_results_ = false;
-  bool opened_here_ = false;  // The member was opened in this stream, and has sent no batch since.
+  bool said_prefills_ = false;  // See StepResponse.takes_prefills.
+  bool opened_here_ = false;    // The member was opened in this stream, and has sent no batch since.
   using Results = google::protobuf::RepeatedPtrField<v1::OperationResult>;
   Results left_;  // The results of the last batch, if it was small: the next one writes over them.
   std::deque<std::string> replies_;  // They wait for the write under way.
@@ -420,7 +421,10 @@ absl::Status StepCall::Bind(const std::string& token, bool opened) {
 }
 
 void StepCall::Reply() {
-  if (wire_.empty()) WriteStep(response_, &wire_);
+  if (wire_.empty()) {
+    response_.set_takes_prefills(!std::exchange(said_prefills_, true));
+    WriteStep(response_, &wire_);
+  }
   keep_results_ = wire_.size() <= kMaxKeptAnswerBytes && response_.results_size() <= kMaxKeptResults;
   replies_.push_back(std::exchange(wire_, {}));
 }

@@ -176,6 +176,10 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
     case AnswerWindow::Seen::kNew:
       break;
   }
+  for (const v1::PrefillSample& sample : request.prefills()) {
+    state_.below.prefill.Add(sample.tokens(), sample.tokens_before(),
+                             static_cast<double>(sample.microseconds()) / 1e6);
+  }
   session->applying = true;
   session->explained = 0;
   const absl::Cleanup applied = [session] { session->applying = false; };
@@ -622,7 +626,8 @@ bool Batches::WaitForBelow(Turn& turn, Member* member, const v1::Operation& oper
     ++below.counters.refused_waits;
     return false;
   }
-  const auto promotion = below.Begin(session->terms.id, turn.now + match.wait_ms(), std::move(found.blocks));
+  if (!below.IsWorth(found, *tokens, match.wait_ms())) return false;
+  const auto promotion = below.Begin(session->terms.id, turn.now, match.wait_ms(), std::move(found));
   ++(promotion == nullptr ? below.counters.refused_waits : below.counters.waits);
   if (promotion == nullptr) return false;
   const bool on_stream = place.waiter == nullptr;

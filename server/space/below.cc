@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "absl/strings/str_join.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool {
@@ -23,11 +24,18 @@ BlockKey KeyAt(const v1::GroupKeys& group, uint64_t index) {
 
 }  // namespace
 
+void Below::Use(TierSet* tiers) {
+  tiers_ = facts_.tier_space.has_value() ? tiers : nullptr;
+  if (tiers_ != nullptr && tiers_->takes(TierOffer::kReused) && !uses_.has_value())
+    uses_.emplace(facts_.geometry.max_blocks + 1);
+}
+
 Below::Found Below::Look(const v1::Match& match, uint64_t tokens, Unknown unknown) const {
   struct Run {
     uint64_t begin = 0;
     std::vector<BlockKey> keys;
     std::vector<bool> resident, tried;
+    std::vector<uint8_t> tiers;  // Which has it.
   };
   Found found{.tokens = tokens};
   uint64_t end = UINT64_MAX, step = 1;
@@ -46,7 +54,7 @@ Below::Found Below::Look(const v1::Match& match, uint64_t tokens, Unknown unknow
     size_t end_of_run = SIZE_MAX;
     for (bool goes_on = true; goes_on && run.begin + run.keys.size() < last;) {
       std::array<TierKey, kLookedAtOnce> asked;
-      std::array<TierPresence, kLookedAtOnce> there{};
+      std::array<TierSet::Found, kLookedAtOnce> there;
       const size_t before = run.keys.size();
       const size_t n = std::min<uint64_t>(kLookedAtOnce, last - run.begin - before);
       for (size_t i = 0; i < n; ++i) {
@@ -54,11 +62,13 @@ Below::Found Below::Look(const v1::Match& match, uint64_t tokens, Unknown unknow
         run.resident.push_back(pool_.Find(run.keys.back()) != kNullRef);
         asked[i] = TierKeyOf(facts_, run.keys.back());
       }
-      tier_->Exists(absl::MakeConstSpan(asked).first(n), absl::MakeSpan(there).first(n));
+      tiers_->Find(absl::MakeConstSpan(asked).first(n), absl::MakeSpan(there).first(n));
       for (size_t i = 0; i < n && goes_on; ++i) {
-        const bool is_unknown = there[i] == TierPresence::kUnknown && !run.resident[before + i];
+        const TierPresence presence = there[i].presence;
+        const bool is_unknown = presence == TierPresence::kUnknown && !run.resident[before + i];
         run.tried.push_back(is_unknown);
-        if (run.resident[before + i] || there[i] == TierPresence::kYes) continue;
+        run.tiers.push_back(there[i].member);
+        if (run.resident[before + i] || presence == TierPresence::kYes) continue;
         if (is_unknown && unknown == Unknown::kTried) continue;
         end_of_run = std::min(end_of_run, before + i);
         goes_on = is_unknown;
@@ -70,6 +80,7 @@ Below::Found Below::Look(const v1::Match& match, uint64_t tokens, Unknown unknow
   end -= end % step;
   if (end <= tokens) return found;
   found.tokens = end;
+  const uint64_t value_bytes = facts_.layout.block_bytes() * facts_.devices.size();
   for (int g = 0; g < match.groups_size(); ++g) {
     const v1::GroupKeys& group = match.groups(g);
     const uint64_t tokens_per_block =
@@ -80,6 +91,7 @@ Below::Found Below::Look(const v1::Match& match, uint64_t tokens, Unknown unknow
       Promotion::Block block{.key = run.keys[i], .tried = run.tried[i]};
       if (run.begin + i > 0) block.parent = KeyAt(group, run.begin + i - 1);
       found.blocks.push_back(std::move(block));
+      found.bytes[run.tiers[i]] += value_bytes;
     }
   }
   return found;
@@ -89,12 +101,35 @@ Below::Found Below::Report(const v1::Match& match, v1::MatchResult* answer) cons
   Found found = Look(match, answer->tokens(), Unknown::kLeftOut);
   if (found.blocks.empty()) return found;
   answer->set_below_tokens(found.tokens - answer->tokens());
-  answer->set_below(std::string(tier_->name()));
+  if (const std::optional<double> ms = ForecastMs(found, /*lately=*/false); ms.has_value())
+    answer->set_below_ms(static_cast<uint32_t>(std::min(*ms, static_cast<double>(UINT32_MAX))));
+  std::vector<std::string> names;
+  for (size_t i = 0; i < tiers_->members().size(); ++i) {
+    if (found.bytes[i] > 0) names.emplace_back(tiers_->members()[i].tier->name());
+  }
+  answer->set_below(absl::StrJoin(names, ","));
   return found;
 }
 
-std::shared_ptr<Promotion> Below::Begin(uint64_t session, uint64_t until_ms,
-                                        std::vector<Promotion::Block> blocks) {
+std::optional<double> Below::ForecastMs(const Found& found, bool lately) const {
+  const std::optional<double> seconds = tiers_->Forecast(found.bytes, lately);
+  if (!seconds.has_value()) return std::nullopt;
+  return std::max(1.0, 1000 * *seconds);
+}
+
+bool Below::IsWorth(const Found& found, uint64_t resident, uint64_t wait_ms) {
+  const std::optional<double> load_ms = ForecastMs(found, /*lately=*/true);
+  if (!load_ms.has_value()) return true;
+  // What comes later is not waited for.
+  const double part = std::min(1.0, static_cast<double>(wait_ms) / *load_ms);
+  const auto tokens = static_cast<uint64_t>(part * static_cast<double>(found.tokens - resident));
+  const std::optional<double> saved = prefill.Saved(tokens, resident);
+  if (!saved.has_value() || part * *load_ms < 1000 * *saved) return true;
+  counters.not_worth += found.blocks.size();
+  return false;
+}
+
+std::shared_ptr<Promotion> Below::Begin(uint64_t session, uint64_t now_ms, uint64_t wait_ms, Found found) {
   size_t& waits = waits_[session];
   if (under_way_.size() >= kMostPromotions || waits >= kMostWaits) {
     if (waits == 0) waits_.erase(session);
@@ -102,53 +137,111 @@ std::shared_ptr<Promotion> Below::Begin(uint64_t session, uint64_t until_ms,
   }
   auto promotion = std::make_shared<Promotion>();
   promotion->id = ++last_promotion_;
-  promotion->until_ms = until_ms;
-  promotion->blocks = std::move(blocks);
+  promotion->until_ms = now_ms + wait_ms;
+  promotion->begun_ms = now_ms;
+  promotion->forecast_ms = ForecastMs(found, /*lately=*/false);
+  promotion->blocks = std::move(found.blocks);
   under_way_[promotion->id] = session;
   ++waits;
   return promotion;
 }
 
-uint64_t Below::End(uint64_t promotion) {
-  const auto ended = under_way_.find(promotion);
+uint64_t Below::End(const Promotion& promotion, uint64_t now_ms, bool whole) {
+  const auto ended = under_way_.find(promotion.id);
   if (ended == under_way_.end()) return 0;
   const uint64_t session = ended->second;
   under_way_.erase(ended);
   if (const auto waits = waits_.find(session); waits != waits_.end() && --waits->second == 0) {
     waits_.erase(waits);
   }
+  if (whole && promotion.forecast_ms.has_value()) {
+    const auto forecast = static_cast<uint64_t>(*promotion.forecast_ms + .5);
+    const uint64_t taken = now_ms - promotion.begun_ms;
+    ++counters.forecasts;
+    counters.forecast_ms += forecast;
+    counters.taken_ms += taken;
+    counters.error_ms += std::max(forecast, taken) - std::min(forecast, taken);
+  }
   return session;
 }
 
-void Below::Sealed(BlockRef ref, const BlockKey& key) {
-  if (sealed_.size() == kMostSealed) {
-    ++counters.dropped;
-    return;
-  }
-  sealed_.push_back({ref, key});
+void Below::Sealed(BlockRef ref, const BlockKey& key, uint32_t uses) {
+  if (tiers_ == nullptr) return;
+  if (uses_.has_value()) (*uses_)[Index(ref.id)] = static_cast<uint8_t>(uses);
+  if (tiers_->takes(TierOffer::kSealed))
+    List({.block = {ref, key}, .offer = TierOffer::kSealed, .uses = uses});
+  // One that moved may have been listed where it was.
+  if (uses > 1 && tiers_->takes(TierOffer::kReused))
+    List({.block = {ref, key}, .offer = TierOffer::kReused, .uses = uses});
 }
 
-void Below::NextDown(uint32_t count, std::vector<BlockPool::Departing>* out) {
-  if (write_ == TierWrite::kEvict) return pool_.NextToLeave(count, out);
-  for (; count > 0 && !sealed_.empty(); --count) {
-    out->push_back(sealed_.front());
-    sealed_.pop_front();
+void Below::Reused(absl::Span<const uint64_t> refs) {
+  if (!uses_.has_value() || tiers_ == nullptr) return;
+  for (const uint64_t packed : refs) {
+    const BlockRef ref = BlockRef::Unpack(packed);
+    if (ref == kNullRef) continue;
+    uint8_t& uses = (*uses_)[Index(ref.id)];
+    // It was sealed under a daemon before this one: somebody has computed it.
+    if (uses == 0) uses = 1;
+    if (uses == TierRule::kMostUses) continue;
+    if (!tiers_->takes_after(++uses)) continue;
+    const absl::StatusOr<BlockView> view = pool_.View(ref.id, 0);
+    if (view.ok()) List({.block = {ref, view->key}, .offer = TierOffer::kReused, .uses = uses});
+  }
+}
+
+void Below::List(const Going& going) {
+  size_t lists = going.owed == 0 ? listed_.size() : 0;
+  for (size_t member = 0; going.owed != 0 && member < TierSet::kMost; ++member) {
+    const auto bit = static_cast<TierSet::Members>(1u << member);
+    if ((going.owed & bit) == 0) continue;
+    lists = owed_[member].size();
+    if (lists == kMostListed) continue;
+    owed_[member].push_back(going);
+    owed_[member].back().owed = bit;
+  }
+  if (lists == kMostListed) {
+    ++counters.dropped;
+  } else if (going.owed == 0) {
+    listed_.push_back(going);
+  }
+}
+
+void Below::TakeListed(uint32_t count, TierSet::Members taking, std::vector<Going>* out) {
+  const auto take = [&](std::deque<Going>* list) {
+    for (; count > 0 && !list->empty(); --count) {
+      out->push_back(list->front());
+      list->pop_front();
+    }
+  };
+  take(&listed_);
+  for (size_t member = 0; member < TierSet::kMost; ++member) {
+    if ((taking >> member & 1) != 0) take(&owed_[member]);
+  }
+}
+
+void Below::NextToLeave(uint32_t count, std::vector<Going>* out) const {
+  std::vector<BlockPool::Departing> next;
+  pool_.NextToLeave(count, &next);
+  for (const BlockPool::Departing& block : next) {
+    out->push_back({.block = block, .offer = TierOffer::kLeaves, .uses = uses(block.ref.id)});
   }
 }
 
 void Below::Left(absl::Span<const Eviction> evictions) {
   if (!on()) return;
+  // Under write=evict the mover asks for what is about to leave. Of what it has not come to, a tier that nodes share knows nothing.
+  const bool asked_for = wants_leaving();
   for (; !evictions.empty(); evictions.remove_prefix(std::min(kLookedAtOnce, evictions.size()))) {
     const auto some = evictions.first(std::min(kLookedAtOnce, evictions.size()));
     std::array<TierKey, kLookedAtOnce> keys;
-    std::array<TierPresence, kLookedAtOnce> there{};
+    std::array<TierSet::Found, kLookedAtOnce> there;
     for (size_t i = 0; i < some.size(); ++i) keys[i] = TierKeyOf(facts_, some[i].key);
-    tier_->Exists(absl::MakeConstSpan(keys).first(some.size()), absl::MakeSpan(there).first(some.size()));
-    // Under write=evict the mover asks for what is about to leave. Of what it has not come to, a tier that nodes share knows nothing.
-    const bool asked_for = write_ == TierWrite::kEvict;
+    tiers_->Find(absl::MakeConstSpan(keys).first(some.size()), absl::MakeSpan(there).first(some.size()));
     for (size_t i = 0; i < some.size(); ++i) {
-      counters.unwritten +=
-          there[i] == TierPresence::kNo || (asked_for && there[i] == TierPresence::kUnknown);
+      const bool missing = there[i].presence == TierPresence::kNo ||
+                           (asked_for && there[i].presence == TierPresence::kUnknown);
+      counters.unwritten += missing && tiers_->keeps(uses(some[i].block));
     }
   }
 }

@@ -206,7 +206,7 @@ bool GiveBack::OnCopied(Turn& turn, absl::Span<const Copy> copies, bool copied) 
     if (copied && pool_.Move(*own, turn.now, copy.from, copy.to, kMostChildren)) {
       sessions_.CopySealer(copy.from.id, copy.to.id);
       checks_.Sealed(copy.to);
-      if (below_.wants_sealed()) below_.Sealed(copy.to, pool_.View(copy.to.id, turn.now)->key);
+      below_.Sealed(copy.to, pool_.View(copy.to.id, turn.now)->key, below_.uses(copy.from.id));
       moved = true;
       continue;
     }

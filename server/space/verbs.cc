@@ -304,8 +304,11 @@ void BlockVerbs::Seal(Session* session, const v1::Seal& seal, const Part& part, 
     } else if (outcome.verdict == Verdict::kDone) {
       state_.sessions.SetSealer(outcome.canonical.id, *session);
       state_.checks.Sealed(outcome.canonical);
-      if (state_.below.wants_sealed()) state_.below.Sealed(outcome.canonical, entries_[i].keys.back());
-    } else if (outcome.verdict != Verdict::kDuplicate) {
+      state_.below.Sealed(outcome.canonical, entries_[i].keys.back());
+    } else if (outcome.verdict == Verdict::kDuplicate) {
+      const uint64_t canonical = outcome.canonical.Pack();
+      state_.below.Reused({&canonical, 1});
+    } else {
       const BlockRef ref = BlockRef::Unpack(seal.blocks(static_cast<int>(index)));
       RefuseOne(session, index, ref, outcome.verdict, result->mutable_refused());
     }
@@ -343,8 +346,9 @@ bool BlockVerbs::Match(Turn& turn, Session* session, const v1::Match& match, v1:
     turn.Worked(keys);
     ShortMatch(turn, session, match, answer);
   }
-  if (state_.below.on() && answer->miss() != v1::MISS_REASON_NONE)
-    ReportBelow(turn, *session, match, keys, answer);
+  if (!state_.below.on()) return true;
+  for (const v1::GroupHit& group : answer->groups()) state_.below.Reused(group.blocks());
+  if (answer->miss() != v1::MISS_REASON_NONE) ReportBelow(turn, *session, match, keys, answer);
   return true;
 }
 
@@ -355,9 +359,8 @@ void BlockVerbs::ReportBelow(Turn& turn, const Session& session, const v1::Match
   if (!match.prefetch()) return;
   turn.Worked(Below::Looked(keys));
   found = state_.below.Look(match, answer->tokens(), Below::Unknown::kTried);
-  if (found.blocks.empty()) return;
-  const auto promotion =
-      state_.below.Begin(session.terms.id, turn.now + kPrefetchMs, std::move(found.blocks));
+  if (found.blocks.empty() || !state_.below.IsWorth(found, answer->tokens(), kPrefetchMs)) return;
+  const auto promotion = state_.below.Begin(session.terms.id, turn.now, kPrefetchMs, std::move(found));
   if (promotion != nullptr) turn.deferred.promotions.push_back(promotion);
 }
 

@@ -43,8 +43,14 @@ enum class TierPresence : uint8_t {
   kUnknown,  // The tier will know soon. Whoever has time tries to load it: that is a miss after one round trip.
 };
 
-// When a block is written: shortly before it would leave the pool, or as soon as it is sealed.
-enum class TierWrite : uint8_t { kEvict, kSeal };
+// When a block is written: shortly before it would leave the pool, as soon as it is sealed, or once so many requests had its
+// tokens, of which the one that computed it is the first.
+enum class TierWrite : uint8_t { kEvict, kSeal, kReuse };
+struct TierRule {
+  static constexpr uint32_t kLeastUses = 2, kMostUses = 63;
+  TierWrite when = TierWrite::kEvict;
+  uint32_t uses = kLeastUses;  // With kReuse.
+};
 
 struct TierLoad {
   TierKey key;
@@ -89,6 +95,8 @@ class Tier {
   virtual ~Tier() = default;
   // A label of metrics: "file", "resp".
   virtual std::string_view name() const = 0;
+  // What it has is there for the next daemon.
+  virtual bool lasting() const { return true; }
   // It takes no value of more bytes.
   virtual uint64_t most_value_bytes() const = 0;
   // Where it is: a folder, a server.

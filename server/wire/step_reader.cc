@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "proto/support/limits.h"
 #include "server/wire/field_tags.h"
 
 namespace kvpool {
@@ -80,6 +81,29 @@ bool ReadLease(Bytes bytes, v1::Lease* lease) {
   }
   lease->set_count(count);
   lease->set_min(min);
+  return true;
+}
+
+bool ReadPrefill(Bytes bytes, v1::PrefillSample* sample) {
+  uint64_t tokens = 0, tokens_before = 0, microseconds = 0;
+  while (!bytes.empty()) {
+    switch (bytes.ReadTag()) {
+      case VarintTag(v1::PrefillSample::kTokensFieldNumber):
+        if (!bytes.Read(&tokens)) return false;
+        break;
+      case VarintTag(v1::PrefillSample::kTokensBeforeFieldNumber):
+        if (!bytes.Read(&tokens_before)) return false;
+        break;
+      case VarintTag(v1::PrefillSample::kMicrosecondsFieldNumber):
+        if (!bytes.Read(&microseconds)) return false;
+        break;
+      default:
+        return false;
+    }
+  }
+  sample->set_tokens(tokens);
+  sample->set_tokens_before(tokens_before);
+  sample->set_microseconds(microseconds);
   return true;
 }
 
@@ -234,6 +258,7 @@ bool StepReader::ReadHere(std::string_view all) {
   std::string_view member_token;
   uint64_t sequence = 0, acknowledged = 0;
   int operations = 0;
+  uint32_t prefills = 0;
   while (!bytes.empty()) {
     switch (bytes.ReadTag()) {
       case SizedTag(v1::StepRequest::kMemberTokenFieldNumber):
@@ -253,10 +278,21 @@ bool StepReader::ReadHere(std::string_view all) {
         }
         break;
       }
+      case SizedTag(v1::StepRequest::kPrefillsFieldNumber): {
+        std::string_view prefill;
+        if (!bytes.Read(&prefill) || prefills == kMaxPrefillSamples) return false;
+        v1::PrefillSample* const sample = static_cast<int>(prefills) < kept_.prefills_size()
+                                              ? kept_.mutable_prefills(static_cast<int>(prefills))
+                                              : kept_.add_prefills();
+        ++prefills;
+        if (!ReadPrefill(Bytes(prefill), sample)) return false;
+        break;
+      }
       default:
         return false;
     }
   }
+  while (static_cast<uint32_t>(kept_.prefills_size()) > prefills) kept_.mutable_prefills()->RemoveLast();
   kept_.mutable_member_token()->assign(member_token);
   kept_.set_sequence(sequence);
   kept_.set_acknowledged(acknowledged);

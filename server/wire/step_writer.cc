@@ -158,7 +158,8 @@ void WriteHere(const v1::OperationResult& result, BytesOut* bytes) {
 }  // namespace
 
 size_t MostOfStep(const v1::StepResponse& response) {
-  size_t most = 2 * (1 + kMostOfVarint);  // The sequence and the count of free blocks.
+  size_t most =
+      3 * (1 + kMostOfVarint);  // The sequence, the count of free blocks, and what the stream takes.
   for (const v1::OperationResult& result : response.results()) {
     const size_t here = MostHere(result);
     most += here != 0 ? here : 1 + kMostOfVarint + result.ByteSizeLong();
@@ -186,6 +187,7 @@ void WriteStep(const v1::StepResponse& response, std::string* bytes) {
     out.Skip(static_cast<size_t>(result.SerializeWithCachedSizesToArray(at) - at));
   }
   out.VarintField(VarintTag(v1::StepResponse::kFreeBlocksFieldNumber), response.free_blocks());
+  out.VarintField(VarintTag(v1::StepResponse::kTakesPrefillsFieldNumber), response.takes_prefills() ? 1 : 0);
   bytes->resize(static_cast<size_t>(out.at() - bytes->data()));
 }
 

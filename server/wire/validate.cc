@@ -182,6 +182,12 @@ absl::Status ValidateBatch(const v1::StepRequest& request, const BatchSize& size
   RETURN_IF_ERROR(CheckKnown("step", request));
   if (request.sequence() == 0) return Invalid("sequence is 0; sequences start at 1");
   RETURN_IF_ERROR(CheckRange("operations in the batch", request.operations_size(), 0, kMaxBatchOperations));
+  RETURN_IF_ERROR(CheckRange("prefills in the batch", request.prefills_size(), 0, kMaxPrefillSamples));
+  for (const v1::PrefillSample& sample : request.prefills()) {
+    RETURN_IF_ERROR(CheckRange("prefills.tokens", sample.tokens(), 1, kMaxPrefillTokens));
+    RETURN_IF_ERROR(CheckRange("prefills.tokens_before", sample.tokens_before(), 0, kMaxPrefillBefore));
+    RETURN_IF_ERROR(CheckRange("prefills.microseconds", sample.microseconds(), 1, kMaxPrefillMicroseconds));
+  }
   return CheckRange("blocks and keys in the batch", size.names, 0, kMaxNames);
 }
 

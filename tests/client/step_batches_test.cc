@@ -86,6 +86,45 @@ TEST_F(StepBatchesTest, TheFirstBatchNamesTheMember) {
   EXPECT_EQ(Next().member_token(), "");
 }
 
+// A daemon that knows nothing of reports would refuse the batch.
+TEST_F(StepBatchesTest, ReportsGoToWhoTakesThem) {
+  Introduce();
+  state_.prefills.Add(10, 5, 99);
+  Say(Command::Verb::kTouch, {Block(1)});
+  EXPECT_EQ(Next().prefills_size(), 0);
+  v1::StepResponse said;
+  said.set_takes_prefills(true);
+  batches_.OnResponse(&said);
+  EXPECT_FALSE(batches_.HasWork()) << "they travel with others";
+  Say(Command::Verb::kTouch, {Block(1)});
+  const v1::StepRequest told = Next();
+  ASSERT_EQ(told.prefills_size(), 1);
+  EXPECT_EQ(told.prefills(0).tokens(), 10u);
+  EXPECT_EQ(told.prefills(0).tokens_before(), 5u);
+  EXPECT_EQ(told.prefills(0).microseconds(), 99u);
+  Say(Command::Verb::kTouch, {Block(1)});
+  EXPECT_EQ(Next().prefills_size(), 0) << "once";
+  // The next daemon may be an older one, and gets the same batches.
+  batches_.StartStream();
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(Next().prefills_size(), 0) << i;
+  state_.prefills.Add(10, 5, 99);
+  Say(Command::Verb::kTouch, {Block(1)});
+  EXPECT_EQ(Next().prefills_size(), 0);
+}
+
+TEST_F(StepBatchesTest, OfManyReportsTheLastAreTold) {
+  Introduce();
+  v1::StepResponse said;
+  said.set_takes_prefills(true);
+  batches_.OnResponse(&said);
+  for (uint64_t i = 1; i <= 100; ++i) state_.prefills.Add(i, 0, 1);
+  Say(Command::Verb::kTouch, {Block(1)});
+  const v1::StepRequest told = Next();
+  ASSERT_EQ(told.prefills_size(), 64);
+  EXPECT_EQ(told.prefills(0).tokens(), 37u);
+  EXPECT_EQ(told.prefills(63).tokens(), 100u);
+}
+
 TEST_F(StepBatchesTest, NeighbouringReleasesAreOneOperation) {
   Introduce();
   Say(Command::Verb::kRelease, {Block(1), Block(2)});

@@ -86,6 +86,31 @@ TEST_F(ClientTierTest, AnotherEngineFindsWhatWasEvictedBeforeTheDaemonWasKilled)
   EXPECT_EQ(daemon_->Metric("kvpool_tier_values_total", "corrupt"), 0);
 }
 
+TEST_F(ClientTierTest, TheDaemonHearsWhatPrefillsTake) {
+  Start();
+  auto session = OpenWithoutMagazine();
+  ASSERT_NE(session, nullptr);
+  const std::vector<PrefixKey> keys = KeysOf(*session, 1, 1);
+  Match(session.get(), keys);  // The stream's daemon has answered.
+  for (uint64_t n = 100; n < 140; ++n) {
+    EXPECT_TRUE(session->ReportPrefill(n, 7, std::chrono::microseconds(1000 * n)).ok());
+  }
+  Match(session.get(), keys);
+  const auto daemon = tools::OperatorClient::Open({.socket = daemon_->socket()});
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  const auto spaces = (*daemon)->ListSpaces({});
+  ASSERT_TRUE(spaces.ok()) << spaces.status();
+  const v1::PrefillCost& cost = spaces->spaces(0).prefill();
+  EXPECT_EQ(cost.samples(), 40u);
+  EXPECT_NEAR(cost.seconds_per_token(), .001, 1e-5);
+  const auto refusal = [&](uint64_t tokens, uint64_t before, int64_t us) {
+    return std::string(session->ReportPrefill(tokens, before, std::chrono::microseconds(us)).message());
+  };
+  EXPECT_EQ(refusal(0, 0, 1), "prefill.tokens is 0; must be 1 to 16777216");
+  EXPECT_EQ(refusal(1, uint64_t{1} << 33, 1), "prefill.tokens_before is 8589934592; must be 0 to 4294967296");
+  EXPECT_EQ(refusal(1, 0, -1), "prefill.microseconds is -1; must be 1 to 3600000000");
+}
+
 TEST_F(ClientTierTest, TheNextDaemonFindsWhatOnlyThePoolHad) {
   const std::vector<std::string> flags = {"--tier=file:" + folder() + ",capacity=64MiB"};
   StartDaemon("64MiB", flags);

@@ -251,6 +251,10 @@ OWN = [
     ("Memory that went to other spaces", 2, "kvpool_give_back_missed_total", ["space"], 0),
     ("Memory that went to other spaces", 3, "kvpool_give_back_asked_total", ["space"], 0),
     ("Time of a start", 1, "kvpool_first_answer_seconds", [], 0),
+    ("Loads: time expected and taken", 0, "kvpool_tier_forecast_seconds_total", ["what"], 0),
+    ("Loads: time expected and taken", 1, "kvpool_tier_forecasts_total", [], 0),
+    ("Latency of tiers", 0, "kvpool_tier_latency_seconds", ["tier"], 0),
+    ("Speed of tiers", 0, "kvpool_tier_bytes_per_second", ["tier"], 0),
     ("Memory of features", 0, "kvpool_feature_cache_bytes", ["device"], 0),
     ("Processors", 0, "process_cpu_seconds_total", [], 5),
 ]

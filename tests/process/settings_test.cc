@@ -165,49 +165,84 @@ TEST(ProgramTest, IsNamedByRootAndTheDaemonsUserOnTheUnixSocketAlone) {
 TEST(SettingsTest, ATierIsAFolderAndACapacity) {
   const auto tier = ParseSettings({"--tier=file:/var/kv,capacity=2GiB,write=seal"});
   ASSERT_TRUE(tier.ok()) << tier.status();
-  EXPECT_EQ(tier->tier->path, "/var/kv");
-  EXPECT_EQ(tier->tier->capacity_bytes, uint64_t{2} << 30);
-  EXPECT_EQ(tier->tier->write, TierWrite::kSeal);
-  EXPECT_FALSE(ParseSettings({})->tier.has_value());
+  ASSERT_EQ(tier->tiers.size(), 1u);
+  EXPECT_EQ(tier->tiers[0].kind, TierKind::kFile);
+  EXPECT_EQ(tier->tiers[0].path, "/var/kv");
+  EXPECT_EQ(tier->tiers[0].capacity_bytes, uint64_t{2} << 30);
+  EXPECT_EQ(tier->tiers[0].rule.when, TierWrite::kSeal);
+  EXPECT_THAT(ParseSettings({})->tiers, testing::IsEmpty());
+  EXPECT_THAT(ParseSettings({"--tier="})->tiers, testing::IsEmpty());
   const auto error = [](const std::string& text) { return Error(ParseSettings({"--tier=" + text})); };
   EXPECT_THAT(error("redis:/x"),
-              HasSubstr("\"redis:/x\" begins with neither file: nor resp:; a tier is written file:PATH"));
+              HasSubstr("\"redis:/x\" begins with none of host:, file: and resp:; a tier is written host:"));
   EXPECT_THAT(error("file:kv,capacity=1GiB"), HasSubstr("\"kv\" is no absolute path"));
   EXPECT_THAT(error("file:/kv"), HasSubstr("capacity is 0 bytes; must be at least 1048576"));
   EXPECT_THAT(error("file:/kv,capacity=some"), HasSubstr("capacity: \"some\""));
-  EXPECT_THAT(error("file:/kv,capacity=1GiB,write=reuse"),
-              HasSubstr("write is \"reuse\", neither evict nor seal"));
+  for (const char* rule : {"reuse", "reuse:", "reuse:1", "reuse:64", "reuse:2x", "always"}) {
+    EXPECT_THAT(
+        error(std::string("file:/kv,capacity=1GiB,write=") + rule),
+        HasSubstr(std::string("write is \"") + rule + "\"; must be evict, seal, or reuse:2 to reuse:63"));
+  }
   EXPECT_THAT(error("file:/kv,capacity=1GiB,form=vllm"),
               HasSubstr("\"form=vllm\" is neither capacity= nor write="));
   EXPECT_EQ(Error(ParseSettings({"--tier-key-file=/k"})), "--tier-key-file=/k: is for --tier");
+}
+
+TEST(SettingsTest, ThereMayBeATierOfEachKind) {
+  const auto tiers =
+      ParseSettings({"--tier=host:capacity=1GiB", "--tier=file:/kv,capacity=4GiB,write=reuse:3",
+                     "--tier=resp:kv:1", "--tier-key-file=/k"});
+  ASSERT_TRUE(tiers.ok()) << tiers.status();
+  ASSERT_EQ(tiers->tiers.size(), 3u);
+  EXPECT_EQ(tiers->tiers[0].kind, TierKind::kHost);
+  EXPECT_EQ(tiers->tiers[0].capacity_bytes, uint64_t{1} << 30);
+  EXPECT_EQ(tiers->tiers[0].rule.when, TierWrite::kEvict);
+  EXPECT_EQ(tiers->tiers[1].rule.when, TierWrite::kReuse);
+  EXPECT_EQ(tiers->tiers[1].rule.uses, 3u);
+  EXPECT_EQ(tiers->tiers[2].kind, TierKind::kResp);
+  const std::string path = testing::TempDir() + "tiers.conf";
+  std::ofstream(path) << "tier = host:capacity=1GiB\ntier = file:/kv,capacity=4GiB\n";
+  const std::string config = "--config=" + path;
+  EXPECT_EQ(ParseSettings({config})->tiers.size(), 2u);
+  const auto replaced = ParseSettings({config, "--tier=host:capacity=2GiB"});
+  ASSERT_TRUE(replaced.ok()) << replaced.status();
+  ASSERT_EQ(replaced->tiers.size(), 1u) << "those of the command line replace them";
+  EXPECT_EQ(replaced->tiers[0].capacity_bytes, uint64_t{2} << 30);
+  EXPECT_THAT(ParseSettings({config, "--tier="})->tiers, testing::IsEmpty());
+  const std::string host = "--tier=host:capacity=1GiB";
+  EXPECT_THAT(Error(ParseSettings({host, host})),
+              HasSubstr("--tier: two are host:; at most one of each kind"));
+  EXPECT_THAT(Error(ParseSettings({"--tier=host:"})), HasSubstr("is neither capacity= nor write="));
+  EXPECT_THAT(Error(ParseSettings({"--tier=host:capacity=1"})),
+              HasSubstr("capacity is 1 bytes; must be at least"));
 }
 
 TEST(SettingsTest, ATierIsAServerThatNodesShare) {
   const std::string key = "--tier-key-file=/k";
   const auto least = ParseSettings({"--tier=resp:kv.example:6379", key});
   ASSERT_TRUE(least.ok()) << least.status();
-  const RespTier::Options& resp = *least->tier->resp;
+  const RespTier::Options& resp = least->tiers.at(0).resp;
   EXPECT_EQ(resp.endpoint, (RespEndpoint{"kv.example", 6379}));
   EXPECT_EQ(resp.cluster, RespCluster::kAuto);
   EXPECT_FALSE(resp.tls.on);
-  EXPECT_EQ(least->tier->write, TierWrite::kSeal);
+  EXPECT_EQ(TextOf(least->tiers[0].rule), "reuse:2");
 
   const auto all = ParseSettings(
       {"--tier=resp:[::1]:7000,cluster=on,tls=on,ca=/ca,cert=/c,key=/p,user=kv,password-file=/w,prefix=a.b:c,"
        "ttl=36h,connections=8,write=evict",
        key});
   ASSERT_TRUE(all.ok()) << all.status();
-  const RespTier::Options& given = *all->tier->resp;
+  const RespTier::Options& given = all->tiers.at(0).resp;
   EXPECT_EQ(given.endpoint, (RespEndpoint{"::1", 7000}));
   EXPECT_EQ(given.cluster, RespCluster::kOn);
   EXPECT_TRUE(given.tls.on);
   EXPECT_EQ(given.tls.ca_file + given.tls.cert_file + given.tls.key_file, "/ca/c/p");
   EXPECT_EQ(given.user, "kv");
-  EXPECT_EQ(all->tier->password_file, "/w");
+  EXPECT_EQ(all->tiers[0].password_file, "/w");
   EXPECT_EQ(given.prefix, "a.b:c");
   EXPECT_EQ(given.ttl, std::chrono::hours(36));
   EXPECT_EQ(given.connections, 8);
-  EXPECT_EQ(all->tier->write, TierWrite::kEvict);
+  EXPECT_EQ(TextOf(all->tiers[0].rule), "evict");
 }
 
 TEST(SettingsTest, AWrongPartOfASharedTierIsNamed) {
@@ -226,7 +261,7 @@ TEST(SettingsTest, AWrongPartOfASharedTierIsNamed) {
   EXPECT_THAT(error("kv:1,prefix={a}"), HasSubstr("prefix is \"{a}\"; must be 1 to 64 of"));
   EXPECT_THAT(error("kv:1,ttl=0"), HasSubstr("ttl is \"0\"; must be 1s to 8760h"));
   EXPECT_THAT(error("kv:1,connections=17"), HasSubstr("connections is \"17\"; must be 1 to 16"));
-  EXPECT_THAT(error("kv:1,write=reuse"), HasSubstr("write is \"reuse\", neither evict nor seal"));
+  EXPECT_THAT(error("kv:1,write=reuse"), HasSubstr("write is \"reuse\"; must be evict, seal, or reuse:2"));
   EXPECT_THAT(error("kv:1,capacity=1GiB"), HasSubstr("\"capacity=\" is no part of resp:"));
   EXPECT_THAT(Error(ParseSettings({"--tier=resp:kv:1"})),
               HasSubstr("--tier-key-file=: must name a file with the secret that all nodes"));

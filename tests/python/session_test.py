@@ -70,6 +70,9 @@ def test_what_has_left_the_pool_is_waited_for(tmp_path):
                 assert [int(np.asarray(hit.blocks.data(i))[17]) for i in range(4)] == [40, 41, 42, 43]
             with pytest.raises(kvpool.InvalidArgumentError, match="wait_ms: 60001, where at most 60000 are allowed"):
                 session.match(keys, wait_ms=60001)
+            session.report_prefill(512, 1024, 8400)
+            with pytest.raises(kvpool.InvalidArgumentError, match="prefill.tokens is 0; must be 1 to 16777216"):
+                session.report_prefill(0, 1024, 8400)
     finally:
         daemon.close()
 

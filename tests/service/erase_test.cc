@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "server/tiers/file_tier.h"
+#include "server/tiers/host_tier.h"
 #include "tests/service/service_fixture.h"
 #include "tests/tiers/faulty_tier.h"
 #include "tests/tiers/tier_fixture.h"
@@ -43,15 +44,14 @@ class EraseTest : public ServiceTest {
     ASSERT_TRUE(file.ok()) << file.status();
     auto faulty = std::make_shared<FaultyTier>(*std::move(file));
     tier_ = faulty.get();
-    options_.tier = std::move(faulty);
+    options_.tiers = {{std::move(faulty), {.when = write}}};
     options_.tier_secret = std::string(32, 's');
-    options_.tier_write = write;
     options_.low_watermark = options_.high_watermark = 0;
     StartDaemon(2);
   }
   void End() {
     daemon_.reset();
-    options_.tier.reset();
+    options_.tiers.clear();
     scripts_.clear();
   }
   std::unique_ptr<Engine> Open(uint32_t uid) {
@@ -156,6 +156,27 @@ TEST_F(EraseTest, NothingOfTheTenantIsFoundAndAnothersStays) {
   Compute(a.get(), as_);
   EXPECT_EQ(Await(a.get(), as_), 160);
   EXPECT_TRUE(OnDisk("alpha3"));
+}
+
+TEST_F(EraseTest, EveryTierLosesIt) {
+  Begin();
+  const auto host = std::make_shared<HostTier>(1 << 20);
+  options_.tiers.push_back({host, {.when = TierWrite::kSeal}});
+  StartDaemon(2);
+  const auto a = Open(1000), b = Open(1001);
+  Compute(a.get(), as_);
+  Compute(b.get(), bs_);
+  ASSERT_EQ(host->usage().values, 20u);
+  const v1::EraseResponse receipt = Erase("a");
+  ASSERT_EQ(receipt.tiers_size(), 2);
+  EXPECT_EQ(receipt.tiers(0).tier(), "file");
+  EXPECT_EQ(receipt.tiers(0).values(), 10u);
+  EXPECT_EQ(receipt.tiers(1).tier(), "host");
+  EXPECT_EQ(receipt.tiers(1).values(), 10u);
+  EXPECT_EQ(receipt.tiers(1).found(), 0u);
+  EXPECT_EQ(Await(a.get(), as_), 0);
+  EXPECT_EQ(Await(b.get(), bs_), 160);
+  EXPECT_EQ(host->usage().values, 10u);
 }
 
 TEST_F(EraseTest, ATenantWithoutASpaceIsKnownByWhatIsBelow) {

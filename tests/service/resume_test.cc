@@ -401,9 +401,8 @@ TEST_F(ResumeTest, AMatchThatWaitsForATierIsAnsweredByTheNextDaemon) {
   auto file = FileTier::Open({.path = folder.path(), .capacity_bytes = 1 << 20});
   ASSERT_TRUE(file.ok()) << file.status();
   const auto tier = std::make_shared<FaultyTier>(*std::move(file));
-  options_.tier = tier;
+  options_.tiers = {{tier, {.when = TierWrite::kSeal}}};
   options_.tier_secret = std::string(32, 's');
-  options_.tier_write = TierWrite::kSeal;
   ASSERT_TRUE(Start().ok());
   Sleeper process;
   auto engine = Open(process.credentials());

@@ -21,9 +21,8 @@ class Node : public ServiceTest {
   Node(const RedisServer& store, const std::string& secret, TierWrite write = TierWrite::kSeal) {
     std::unique_ptr<RespTier> tier = OpenResp(RespOptions(store.endpoint()));
     tier_ = tier.get();
-    options_.tier = std::move(tier);
+    options_.tiers = {{std::move(tier), {.when = write}}};
     options_.tier_secret = secret;
-    options_.tier_write = write;
     StartDaemon(2);
     engine_ = OpenEngine(OpenRequest());
     Settle({engine_.get()});

@@ -69,6 +69,12 @@ class StepReaderTest : public testing::Test {
     batch.set_sequence(Number());
     batch.set_acknowledged(Number());
     for (uint32_t i = Below(Below(8) == 0 ? 200 : 8); i > 0; --i) MakeOperation(batch.add_operations());
+    for (uint32_t i = Below(4) == 0 ? Below(Below(8) == 0 ? 70 : 4) : 0; i > 0; --i) {
+      v1::PrefillSample& sample = *batch.add_prefills();
+      sample.set_tokens(Number());
+      sample.set_tokens_before(Number());
+      sample.set_microseconds(Number());
+    }
     return batch;
   }
   // What a peer could make of a batch: bytes changed, inserted, left out or doubled, or the end missing.
@@ -116,6 +122,7 @@ TEST_F(StepReaderTest, BatchesOfEveryStepAreReadHere) {
   for (int round = 1; round <= 3; ++round) {
     v1::StepRequest batch;
     batch.set_sequence(round);
+    for (int i = round; i <= 2; ++i) batch.add_prefills()->set_tokens(i);
     for (int i = 0; i < 16; ++i) {
       v1::GroupKeys& group = *batch.add_operations()->mutable_match()->add_groups();
       group.set_key_bytes(32);

@@ -19,7 +19,7 @@ class KeyedNode : public ServiceTest {
     options_.access = MakeAccess(rules);
     auto tier = FileTier::Open({.path = folder_.path(), .capacity_bytes = 1 << 20});
     EXPECT_TRUE(tier.ok()) << tier.status();
-    options_.tier = *std::move(tier);
+    options_.tiers = {{*std::move(tier), {}}};
     options_.tier_secret = secret;
     StartDaemon(4);
   }
@@ -81,7 +81,7 @@ TEST_F(WithoutTier, EverySpaceHasASeedOfItsOwn) {
 
 TEST_F(WithoutTier, ASecretThatIsTooShortIsRefused) {
   TierFolder folder;
-  options_.tier = *FileTier::Open({.path = folder.path(), .capacity_bytes = 1 << 20});
+  options_.tiers = {{*FileTier::Open({.path = folder.path(), .capacity_bytes = 1 << 20}), {}}};
   options_.tier_secret = "short";
   options_.device_capacity_bytes = {kSlabBlocks * kBlockBytes};
   MemoryDevice::Script script;

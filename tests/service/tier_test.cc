@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -10,7 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include "server/daemon/space_terms.h"
+#include "server/space/space.h"
 #include "server/tiers/file_tier.h"
+#include "server/tiers/host_tier.h"
 #include "tests/service/service_fixture.h"
 #include "tests/tiers/faulty_tier.h"
 #include "tests/tiers/tier_fixture.h"
@@ -29,9 +33,8 @@ class TierTest : public ServiceTest {
     ASSERT_TRUE(file.ok()) << file.status();
     auto faulty = std::make_shared<FaultyTier>(*std::move(file));
     tier_ = faulty.get();
-    options_.tier = std::move(faulty);
+    options_.tiers.insert(options_.tiers.begin(), {std::move(faulty), {.when = write}});
     options_.tier_secret = std::string(32, 's');
-    options_.tier_write = write;
     options_.low_watermark = options_.high_watermark = 0;
     StartDaemon(slabs);
     engine_ = OpenEngine(OpenRequest());
@@ -40,7 +43,7 @@ class TierTest : public ServiceTest {
   void End() {
     engine_.reset();
     daemon_.reset();
-    options_.tier.reset();
+    options_.tiers.clear();
     scripts_.clear();
   }
   char* At(uint64_t ref) const {
@@ -93,6 +96,27 @@ class TierTest : public ServiceTest {
       EXPECT_TRUE(Has(answer->match().groups(0).blocks(i), keys[static_cast<size_t>(i)])) << i;
     }
     return answer->match();
+  }
+  // The same where each value comes a millisecond after the one before.
+  v1::MatchResult AwaitSlowly(const std::vector<std::string>& keys) {
+    tier_->delay = std::chrono::milliseconds(1);
+    v1::MatchResult match = Await(keys);
+    tier_->delay = std::chrono::milliseconds(0);
+    return match;
+  }
+  // So many prefills took so long.
+  void Report(uint64_t tokens, uint64_t before, std::chrono::microseconds time, int times) {
+    while (times > 0) {
+      v1::StepRequest batch;
+      batch.set_sequence(++engine_->sequence);
+      for (int i = 0; i < 64 && times > 0; ++i, --times) {
+        v1::PrefillSample& sample = *batch.add_prefills();
+        sample.set_tokens(tokens);
+        sample.set_tokens_before(before);
+        sample.set_microseconds(static_cast<uint64_t>(time.count()));
+      }
+      EXPECT_EQ(engine_->Step(batch).code(), 0);
+    }
   }
   void LetGo(const v1::MatchResult& match) {
     const auto& blocks = match.groups(0).blocks();
@@ -233,6 +257,220 @@ TEST_F(TierTest, SealWritesAtOnce) {
   // They are held still.
   EXPECT_EQ(tier_->usage().values, 3);
   EXPECT_EQ(counters().demoted, 3);
+}
+
+TEST_F(TierTest, OnlyWhatIsUsedAgainIsWritten) {
+  Begin(TierWrite::kReuse);
+  Compute(keys_);
+  Move();
+  PushOut();
+  EXPECT_EQ(tier_->usage().counters.stored, 0u) << "nobody asked again";
+  EXPECT_EQ(Unwritten(), 0u) << "and nothing is missing for that";
+  Compute(keys_);
+  const std::vector<std::string> first = {keys_.begin(), keys_.begin() + 4};
+  LetGo(engine_->Match(first));
+  Move();
+  EXPECT_EQ(tier_->usage().values, 4u);
+  LetGo(engine_->Match(first));
+  Move();
+  EXPECT_EQ(tier_->usage().counters.stored, 4u) << "once";
+  PushOut();
+  EXPECT_EQ(Unwritten(), 0u);
+  EXPECT_EQ(Await(keys_).tokens(), 64u);
+}
+
+TEST_F(TierTest, WhatCameUpIsCountedAnew) {
+  options_.tiers = {{std::make_shared<HostTier>(1 << 20), {.when = TierWrite::kReuse, .uses = 3}}};
+  Begin();
+  Compute(keys_);
+  for (int i = 0; i < 5; ++i) LetGo(engine_->Match({keys_.begin(), keys_.begin() + 1}));
+  Move();
+  Tier* const host = options_.tiers[1].tier.get();
+  ASSERT_EQ(host->usage().values, 1u);
+  host->Erase(OwnerBelow(options_, engine_->member->session->space->facts.tenant), {});
+  PushOut();
+  LetGo(Await(keys_));
+  Move();
+  EXPECT_EQ(host->usage().values, 0u) << "the one that waited for it is the second";
+  LetGo(engine_->Match(keys_));
+  Move();
+  EXPECT_EQ(host->usage().values, 10u);
+}
+
+// Two engines have computed the same: that are two requests.
+TEST_F(TierTest, WhatIsComputedTwiceIsUsedTwice) {
+  Begin(TierWrite::kReuse);
+  Compute(keys_);
+  const std::vector<uint64_t> again = engine_->Lease(2);
+  engine_->Seal(again, {keys_.begin(), keys_.begin() + 2});
+  engine_->Release(again);
+  Move();
+  EXPECT_EQ(tier_->usage().values, 2u);
+}
+
+TEST_F(TierTest, WhatWasReusedAndNotWrittenInTimeIsMissing) {
+  Begin(TierWrite::kReuse);
+  Compute(keys_);
+  LetGo(engine_->Match(keys_));
+  PushOut();
+  EXPECT_EQ(Unwritten(), 10u);
+  Move();
+  EXPECT_EQ(tier_->usage().values, 0u);
+}
+
+// The host's memory has it until the daemon ends, the folder for longer.
+TEST_F(TierTest, EachTierHasItsOwnRule) {
+  options_.tiers = {{std::make_shared<HostTier>(1 << 20), {.when = TierWrite::kEvict}}};
+  Begin(TierWrite::kReuse);
+  Tier* const host = options_.tiers[1].tier.get();
+  Compute(keys_);
+  LetGo(engine_->Match({keys_.begin(), keys_.begin() + 4}));
+  Move();
+  EXPECT_EQ(host->usage().values, 10u);
+  EXPECT_EQ(tier_->usage().values, 4u);
+  PushOut();
+  const v1::MatchResult at_once = engine_->Match(keys_);
+  EXPECT_EQ(at_once.below_tokens(), 160u);
+  EXPECT_EQ(at_once.below(), "file,host");
+  LetGo(Await(keys_));
+  EXPECT_EQ(host->usage().counters.loaded, 6u);
+  const v1::MatchResult held = engine_->Match(keys_);
+  daemon_->FlushTier(std::chrono::minutes(1));
+  EXPECT_EQ(host->usage().values, 10u) << "what is gone with the daemon is given nothing at its end";
+  LetGo(held);
+  v1::ListTiersResponse tiers;
+  ASSERT_TRUE(daemon_->ListTiers({}, &tiers).ok());
+  ASSERT_EQ(tiers.tiers_size(), 2);
+  EXPECT_EQ(tiers.tiers(0).write(), "reuse:2");
+  EXPECT_EQ(tiers.tiers(1).write(), "evict");
+}
+
+TEST_F(TierTest, ATierThatFailsDoesNotKeepTheOtherFromItsValues) {
+  options_.tiers = {{std::make_shared<HostTier>(1 << 20), {}}};
+  Begin();
+  tier_->all_fail = true;
+  tier_->stores_fail = TierResult::kFailed;
+  Compute(keys_);
+  Move();
+  EXPECT_EQ(options_.tiers[1].tier->usage().values, 10u);
+  EXPECT_EQ(counters().demoted, 10u);
+  EXPECT_EQ(counters().dropped, 0u);
+  PushOut();
+  const v1::MatchResult found = Await(keys_);
+  EXPECT_EQ(found.tokens(), 160u);
+  LetGo(found);
+  // It is asked again after a while, and what the other has is not written there again.
+  tier_->stores_fail = TierResult::kDone;
+  clock_.Advance(1001);
+  Move();
+  EXPECT_EQ(options_.tiers[1].tier->usage().counters.stored, 10u);
+  EXPECT_EQ(tier_->usage().values, 10u);
+}
+
+// What one could not take is owed to it, whatever the others took.
+TEST_F(TierTest, WhatATierMissedComesToItLater) {
+  options_.tiers = {{std::make_shared<HostTier>(1 << 20), {.when = TierWrite::kReuse}}};
+  Begin(TierWrite::kSeal, 100);
+  Tier* const host = options_.tiers[1].tier.get();
+  tier_->all_fail = true;
+  tier_->stores_fail = TierResult::kFailed;
+  Compute({keys_.begin(), keys_.begin() + 2});
+  Move();
+  Compute({keys_.begin(), keys_.begin() + 10});  // It is left alone by now.
+  Move();
+  LetGo(engine_->Match(keys_));
+  Move();
+  EXPECT_EQ(host->usage().values, 10u);
+  EXPECT_EQ(tier_->usage().values, 0u);
+  tier_->stores_fail = TierResult::kDone;
+  clock_.Advance(1001);
+  Move();
+  EXPECT_EQ(tier_->usage().values, 10u);
+  // The same in a space that no session uses.
+  tier_->stores_fail = TierResult::kFailed;
+  Compute(Keys("l", 3));
+  engine_->Do(CloseOp());
+  Move();
+  EXPECT_EQ(tier_->usage().values, 10u);
+  tier_->stores_fail = TierResult::kDone;
+  clock_.Advance(1001);
+  Move();
+  EXPECT_EQ(tier_->usage().values, 13u);
+}
+
+// A block that is on its way to one may be asked for by another.
+TEST_F(TierTest, OnItsWayToOneABlockGoesToAnother) {
+  options_.tiers = {{std::make_shared<HostTier>(1 << 20), {.when = TierWrite::kReuse}}};
+  Begin(TierWrite::kSeal, 100);
+  tier_->hangs = true;
+  Compute(keys_);
+  daemon_->MoveTierOnce();
+  LetGo(engine_->Match(keys_));
+  daemon_->MoveTierOnce();
+  EXPECT_EQ(options_.tiers[1].tier->usage().values, 10u);
+  tier_->Answer();
+  Move();
+  EXPECT_EQ(tier_->usage().counters.stored, 10u) << "once";
+}
+
+// ---- Whether to load or to compute.
+
+TEST_F(TierTest, WhatIsComputedFasterIsNotLoaded) {
+  Begin();
+  Compute(keys_);
+  Move();
+  // Each load takes a millisecond and more.
+  for (int round = 0; round < 6; ++round) {
+    PushOut();
+    LetGo(AwaitSlowly(keys_));
+  }
+  PushOut();
+  EXPECT_GT(engine_->Match(keys_).below_ms(), 0u);
+  Report(1000, 0, std::chrono::hours(1), 31);
+  LetGo(Await(keys_));
+  EXPECT_EQ(counters().not_worth, 0u);
+  PushOut();
+  // To compute 160 tokens takes as good as nothing.
+  Report(1000, 0, std::chrono::microseconds(1), 10000);
+  std::optional<v1::OperationResult> answer;
+  engine_->Send(WaitOp(keys_), &answer);
+  ASSERT_TRUE(answer.has_value()) << "it does not wait";
+  EXPECT_EQ(answer->match().tokens(), 0u);
+  EXPECT_EQ(answer->match().below_tokens(), 160u);
+  EXPECT_EQ(counters().not_worth, 10u);
+  // Neither is it prefetched.
+  v1::Operation prefetch = MatchOp(keys_);
+  prefetch.mutable_match()->set_prefetch(true);
+  engine_->Do(prefetch);
+  Move();
+  EXPECT_EQ(engine_->Match(keys_).tokens(), 0u);
+  EXPECT_EQ(counters().not_worth, 20u);
+  // To compute them takes minutes.
+  Report(1000, 0, std::chrono::hours(1), 2000);
+  EXPECT_EQ(Await(keys_).tokens(), 160u);
+  EXPECT_GT(counters().forecasts, 0u);
+}
+
+TEST_F(TierTest, AReportBeyondItsLimitsIsRefused) {
+  Begin();
+  const auto refusal = [&](uint64_t tokens, uint64_t before, uint64_t microseconds, int count = 1) {
+    v1::StepRequest batch;
+    batch.set_sequence(++engine_->sequence);
+    for (int i = 0; i < count; ++i) {
+      v1::PrefillSample& sample = *batch.add_prefills();
+      sample.set_tokens(tokens);
+      sample.set_tokens_before(before);
+      sample.set_microseconds(microseconds);
+    }
+    return engine_->Step(batch).message();
+  };
+  EXPECT_EQ(refusal(1, 0, 1, 64), "");
+  EXPECT_THAT(refusal(1, 0, 1, 65), testing::HasSubstr("prefills in the batch is 65; must be 0 to 64"));
+  EXPECT_THAT(refusal(0, 0, 1), testing::HasSubstr("prefills.tokens is 0; must be 1 to 16777216"));
+  EXPECT_THAT(refusal(1, UINT64_MAX, 1),
+              testing::HasSubstr("prefills.tokens_before is 18446744073709551615"));
+  EXPECT_THAT(refusal(1, 0, 0), testing::HasSubstr("prefills.microseconds is 0; must be 1 to 3600000000"));
+  EXPECT_THAT(refusal(1, 0, 3600000001), testing::HasSubstr("prefills.microseconds is 3600000001"));
 }
 
 TEST_F(TierTest, WhileMuchIsFreeNothingIsWritten) {

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "server/tiers/file_tier.h"
+#include "server/tiers/host_tier.h"
 #include "tests/tiers/faulty_tier.h"
 #include "tests/tiers/redis_server.h"
 #include "tests/tiers/tier_fixture.h"
@@ -39,6 +40,8 @@ std::unique_ptr<Tier> OpenOnServer(const std::string&) {
   EXPECT_EQ(server->Command({"FLUSHALL"}), "OK");
   return OpenResp(RespOptions(server->endpoint()));
 }
+
+std::unique_ptr<Tier> OpenHost(const std::string&) { return std::make_unique<HostTier>(kCapacity); }
 
 class TierContract : public testing::TestWithParam<Kind> {
  protected:
@@ -200,14 +203,15 @@ TEST_P(TierContract, ManyThreadsAtOnce) {
   EXPECT_EQ(tier_->usage().counters.corrupt, 0);
 }
 
+const Kind kHost{"Host", OpenHost};
 const Kind kFile{"File", OpenFile};
 const Kind kFaulty{"Faulty",
                    [](const std::string& folder) { return std::make_unique<FaultyTier>(OpenFile(folder)); }};
 const Kind kResp{"Resp", OpenOnServer};
 std::string NameOf(const testing::TestParamInfo<Kind>& info) { return info.param.name; }
 
-INSTANTIATE_TEST_SUITE_P(Tiers, TierContract, testing::Values(kFile, kFaulty, kResp), NameOf);
-INSTANTIATE_TEST_SUITE_P(Tiers, BoundedTierContract, testing::Values(kFile, kFaulty), NameOf);
+INSTANTIATE_TEST_SUITE_P(Tiers, TierContract, testing::Values(kHost, kFile, kFaulty, kResp), NameOf);
+INSTANTIATE_TEST_SUITE_P(Tiers, BoundedTierContract, testing::Values(kHost, kFile, kFaulty), NameOf);
 
 }  // namespace
 }  // namespace kvpool

@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -23,6 +25,8 @@ class FaultyTier final : public Tier {
 
   // A disk that hangs: answers wait until Answer is called.
   std::atomic<bool> hangs{false};
+  // Loads are answered so much later, one after another.
+  std::atomic<std::chrono::milliseconds> delay{std::chrono::milliseconds(0)};
   // Every second value of a batch is answered so, or every one; kDone: none is.
   std::atomic<TierResult> loads_fail{TierResult::kDone}, stores_fail{TierResult::kDone};
   std::atomic<bool> all_fail{false};
@@ -42,6 +46,7 @@ class FaultyTier final : public Tier {
   }
 
   std::string_view name() const override { return tier_->name(); }
+  bool lasting() const override { return tier_->lasting(); }
   uint64_t most_value_bytes() const override { return tier_->most_value_bytes(); }
   std::string path() const override { return tier_->path(); }
   std::string describe() const override { return tier_->describe(); }
@@ -92,6 +97,7 @@ class FaultyTier final : public Tier {
   }
   Done Behind(std::vector<size_t> passed, Done done) {
     return [this, passed = std::move(passed), done = std::move(done)](size_t index, TierResult result) {
+      std::this_thread::sleep_for(delay.load());
       Say([done, at = passed[index], result] { done(at, result); });
     };
   }

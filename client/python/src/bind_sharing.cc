@@ -7,6 +7,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
+
 #include "client/python/src/bind.h"
 
 namespace kvpool::python {
@@ -16,6 +18,7 @@ using SessionPtr = std::shared_ptr<SharedSession>;
 
 struct PyHit {
   uint64_t tokens = 0, below_tokens = 0;
+  uint32_t below_ms = 0;
   std::string miss;
   std::vector<nb::object> groups;  // Blocks, parallel to those asked for.
 
@@ -35,6 +38,7 @@ void BindMatchHit(nb::module_& module) {
       .def_ro("tokens", &PyHit::tokens, "Length of the common prefix.")
       .def_ro("below_tokens", &PyHit::below_tokens,
               "Tokens behind it that are in a tier below the pool, and have not come.")
+      .def_ro("below_ms", &PyHit::below_ms, "When they could be here, in milliseconds; 0: not known.")
       .def_ro("miss", &PyHit::miss,
               "Why it is not longer: \"none\", \"never_seen\", \"evicted\", ...; see MissReason.")
       .def_prop_ro(
@@ -59,6 +63,7 @@ void BindMatchHit(nb::module_& module) {
             MatchHit found = pending.Wait(timeout);
             PyHit hit{.tokens = found.tokens,
                       .below_tokens = found.below_tokens,
+                      .below_ms = found.below_ms,
                       .miss = NameOf(v1::MissReason_Name(found.miss), "MISS_REASON_")};
             for (Blocks& group : found.groups) {
               hit.groups.push_back(BlocksObject(pending.session(), std::move(group)));
@@ -228,7 +233,20 @@ void BindRetention(SessionClass& session) {
           "default is 50, to which the blocks return after `ttl` seconds (more than 0 and up to 86400). In\n"
           "each `half_life` seconds the priority moves half the way to 50; 0: it stays. Both times count in\n"
           "milliseconds. InvalidArgumentError: beyond a limit. Above 50 a block counts against the tenant's\n"
-          "budget, like a pin: blocks beyond that are in take_refusals().");
+          "budget, like a pin: blocks beyond that are in take_refusals().")
+      .def(
+          "report_prefill",
+          [](const SessionPtr& s, uint64_t tokens, uint64_t tokens_before, uint64_t microseconds) {
+            const std::chrono::microseconds time(std::min<uint64_t>(microseconds, INT64_MAX));
+            Check(s->Use([&](Session& open) { return open.ReportPrefill(tokens, tokens_before, time); }));
+          },
+          nb::arg("tokens"), nb::arg("tokens_before"), nb::arg("microseconds"),
+          nb::sig("def report_prefill(self, tokens: int, tokens_before: int, microseconds: int) -> None"),
+          "A prefill of `tokens` behind `tokens_before` others took so long, in a step of the engine with "
+          "nothing\n"
+          "else to speak of. The daemon learns from it whether to load what is below the pool, or to have "
+          "it\n"
+          "computed again. InvalidArgumentError: beyond a limit (2**24 tokens, 2**32 before, an hour).");
 }
 
 }  // namespace
