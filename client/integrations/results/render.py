@@ -255,8 +255,8 @@ def tier(store):
                 " and ".join(str(statistics.median_low([value[way]["had"] for value in values])) for way in ("pool", "files"))])
     return f"""Seconds to the first token of a prompt of {tiers.PREFIX} tokens and {speed.QUESTION} of one's own, median (least to most) of n runs: computed, and shared; found in the pool; and
 brought up from files on the machine's disk, read by O_DIRECT, after the daemon was ended in order and started again. `found` is how many tokens were not
-computed in the latter two. Engines and models are those of the tables above; each run has a daemon, a prompt and, but for llama.cpp and Transformers,
-whose engines begin anew behind a restart, an engine of its own. What else ran on the machine, which was busy, met all three.
+computed in the latter two. Models are those of the tables above; each run has a daemon and a prompt of its own. vLLM's engine goes on behind the restart, the
+others begin anew. The machine was busy with other things, which met all three.
 
 {_table(["engine", "n", "MiB from files", "computed", "pool", "files", "found"], rows)}
 """
