@@ -197,6 +197,19 @@ class Engine:
                       "refused": lookup.session.counters["refused"] if lookup.session else 0}
         return facts
 
+    def prefills_take(self, microseconds):
+        """A token, from now on, as the daemon is told."""
+        over = self.scheduler._prefills.over
+
+        def said(output, session):
+            def report_prefill(tokens, tokens_before, took):
+                assert took > 0
+                session.report_prefill(tokens, tokens_before, microseconds * tokens)
+            over(output, types.SimpleNamespace(report_prefill=report_prefill))
+
+        self.scheduler._prefills.over = said
+        return {}
+
     def slow_tier(self):
         """From now on nothing that is below the pool comes to a request that waits for it."""
         below = self.scheduler.pool.below

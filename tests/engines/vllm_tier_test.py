@@ -60,6 +60,7 @@ def test_prompts_that_push_each_other_out(engine, stock, tmp_path):
     """They take more than twice the pool."""
     with tiered(tmp_path, capacity="8MiB") as daemon:  # 160 blocks.
         one = engine({"socket": daemon.socket, "guaranteed_blocks": 0, "wait_ms": 60000}, num_gpu_blocks_override=160)
+        one.ask("prefills_take", microseconds=1_000_000)
         asked = prompts(24, seed=131, shortest=490, longest=500)
         own = stock.generate(asked)["tokens"]
         first = [one.generate([prompt]) for prompt in asked]
@@ -198,6 +199,28 @@ def test_the_connector_waits_too(daemon, engine, stock):
     # What vLLM has itself is not waited for.
     assert one.generate(asked) == {"tokens": own, "cached": [whole_blocks(prompt) for prompt in asked]}
     assert one.ask("facts")["lookup"]["waited_requests"] == 6
+
+
+@pytest.mark.parametrize("microseconds", [1, 1_000_000])
+def test_what_is_computed_faster_stays_below(daemon, engine, stock, microseconds):
+    """The engine says how long its prefills take."""
+    one = engine({"socket": daemon.socket, "wait_ms": 60000})
+    asked, fresh = prompts(16, seed=144, shortest=200), prompts(40, seed=145, shortest=40, longest=60)
+    own = stock.generate(asked)["tokens"]
+    assert one.generate(asked)["tokens"] == own
+    all_below(daemon, one)
+    one.ask("prefills_take", microseconds=microseconds)
+    for prompt in fresh:
+        one.generate([prompt], tokens=1)
+    said = [one.generate([prompt]) for prompt in asked]
+    assert [each["tokens"][0] for each in said] == own
+    (tier,) = daemon.ctl("tier")["tiers"]
+    cached = [each["cached"][0] for each in said]
+    if microseconds == 1:  # Until it is known how long loads take they are tried.
+        assert int(tier["not_worth_blocks"]) > 0 and 0 in cached, tier
+    else:
+        assert int(tier["not_worth_blocks"]) == 0 and cached == [whole_blocks(prompt) for prompt in asked], tier
+    assert_nothing_is_held(one)
 
 
 def test_a_tier_that_is_late(daemon, engine, stock):

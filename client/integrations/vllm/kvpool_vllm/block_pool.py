@@ -35,7 +35,7 @@ import copy
 import itertools
 import math
 import time
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import kvpool
@@ -589,6 +589,15 @@ class KvPoolBlockPool(BlockPool):
             self._seals.append((step, self._new_seals))
             self._new_seals = []
         return step if said else 0
+
+    def tell(self, what: Callable[[kvpool.Session], None]) -> None:
+        """Says something to the daemon, if there is one."""
+        if self.detached:
+            return
+        try:
+            what(self.session)
+        except kvpool.KvpoolError as error:
+            self._detach(error)
 
     def computed(self, step: int) -> None:
         """The step is done: what it has filled is everybody's."""
