@@ -43,6 +43,8 @@ class StepBatches {
   // Begins a new stream: unanswered batches are sent again from the start. The first batch on it names the
   // member, and is empty if there is nothing to send. The fence is said again, as another daemon may not know it.
   void StartStream();
+  // The stream's daemon has said so where it answered the opening.
+  void TakesPrefills() { takes_prefills_ = true; }
   // The next batch to write, valid until its answer; null: there is none, or too many are unanswered.
   const v1::StepRequest* Next();
   // Takes an answer apart; `response` is consumed.

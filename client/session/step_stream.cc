@@ -206,6 +206,7 @@ class StepStream::Rep {
   bool ended_ = false;                          // A caller has found the stream's end.
   bool answered_ = false;                       // There was an answer on this stream.
   bool handed_over_ = false;                    // A caller has left response_ to the thread.
+  bool opening_takes_prefills_ = false;  // The daemon said so with the opening, on the stream that is kept.
   int idle_naps_ = 0;
   std::string request_;
   v1::StepResponse response_;
@@ -242,6 +243,7 @@ absl::StatusOr<v1::OperationResult> StepStream::Rep::Open(const v1::StepRequest&
   RETURN_IF_ERROR(StatusIn(response_));
   if (response_.results().empty()) return absl::InternalError("the daemon answered the opening with nothing");
   RETURN_IF_ERROR(StatusIn(response_.results(0)));
+  opening_takes_prefills_ = response_.takes_prefills();
   return response_.results(0);
 }
 
@@ -422,6 +424,7 @@ bool StepStream::Rep::RunStream() {
     connection_ = *std::move(connection);
   }
   batches_->StartStream();
+  if (std::exchange(opening_takes_prefills_, false)) batches_->TakesPrefills();
   writable_ = true;
   ended_ = answered_ = handed_over_ = false;
   while (!over() && !ended_ && Read(Who::kThread)) {
