@@ -24,6 +24,23 @@ def _lives(session):
     return True
 
 
+class Slow:
+    """The answer of a tier that takes for ever, or until the session is over, to who waits for something that is there. What comes is held,
+    and nobody has it."""
+
+    def __init__(self, session, wait):
+        self.session, self.wait_of, self.pending, self.hit = session, wait, wait.pending, None
+
+    def wait(self, timeout):
+        import kvpool
+        self.session.check()
+        if self.hit is None:
+            self.hit = self.pending.wait(timeout)
+        if self.wait_of.is_below:
+            raise kvpool.DeadlineExceededError("it has not come")
+        return self.hit
+
+
 class Engine:
     def __init__(self, model, pool=None, connector=None, transfer=None, processes=False, **more):
         """transfer: other fields of kv_transfer_config."""
@@ -179,6 +196,61 @@ class Engine:
                       "holds": len(lookup._loading) + len(lookup._requests) + len(lookup._ahead) + len(lookup.saves),
                       "refused": lookup.session.counters["refused"] if lookup.session else 0}
         return facts
+
+    def prefills_take(self, microseconds):
+        """A token, from now on, as the daemon is told."""
+        over = self.scheduler._prefills.over
+
+        def said(output, session):
+            def report_prefill(tokens, tokens_before, took):
+                assert took > 0
+                session.report_prefill(tokens, tokens_before, microseconds * tokens)
+            over(output, types.SimpleNamespace(report_prefill=report_prefill))
+
+        self.scheduler._prefills.over = said
+        return {}
+
+    def slow_tier(self):
+        """From now on nothing that is below the pool comes to a request that waits for it."""
+        below = self.scheduler.pool.below
+        ask = below._ask
+
+        def slowly(session, wait, most):
+            asked = ask(session, wait, most)
+            if asked:
+                wait.pending = Slow(session, wait)
+            return asked
+
+        below._ask = slowly
+        return {}
+
+    def while_below_comes(self, prompts, end="", kill=None, tokens=20):
+        """What is said to `prompts`, of which all are left out of steps until a tier has answered. end="abort": the first is aborted
+        meanwhile; "reset": the cache is reset. kill: a process that dies meanwhile."""
+        from vllm import SamplingParams
+        engine, counters, said = self.llm.llm_engine, self.scheduler.pool.counters, {}
+
+        def steps(until):
+            while not until():
+                for output in engine.step():
+                    if output.finished and output.outputs:
+                        said[output.request_id] = [list(output.outputs[0].token_ids), output.num_cached_tokens]
+
+        waited = counters["waited_requests"]
+        for i, prompt in enumerate(prompts):
+            engine.add_request(str(i), {"prompt_token_ids": prompt},
+                               SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False))
+        steps(lambda: counters["waited_requests"] - waited == len(prompts))
+        assert not said and not self.scheduler.running
+        if end == "abort":
+            engine.abort_request(["0"])
+        elif end == "reset":
+            assert self.llm.llm_engine.engine_core.engine_core.reset_prefix_cache()
+        if kill is not None:
+            os.kill(kill, signal.SIGKILL)
+        steps(lambda: not self.scheduler.has_requests())
+        return {"said": [said.get(str(i), [None])[0] for i in range(len(prompts))],
+                "cached": [said.get(str(i), [None, None])[1] for i in range(len(prompts))]}
 
     def transfer(self):
         """The connector's half in the worker."""

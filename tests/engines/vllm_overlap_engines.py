@@ -8,8 +8,8 @@ EngineCore.step_with_batch_queue, and are done as late as can be, or at once, by
 
 argv[1]: {"model": directory, "socket": of the daemon, "overlap": whether steps do, "seed": of the dice, null for one request that is
 aborted while a step of it is under way, "kill": the daemon's process id or null, "refused": whether engines begin in memory of their own
-and workers can't go to the daemon's}.
-Prints {"tokens": how many were said, "found", "sealed": blocks} once all requests have said what they should.
+and workers can't go to the daemon's, "tails": how many different ends prompts have, 0: each its own}.
+Prints {"tokens": how many were said, "found", "sealed": blocks, "promoted": tokens} once all requests have said what they should.
 """
 
 import collections
@@ -243,12 +243,14 @@ def main():
     engines = [Engine(config_of(asked), asked, fingerprint, dice) for _ in range(2)]
     init_none_hash(sha256)
     shared = [dice.randrange(1, 512) for _ in range(200)]
+    tails = [[dice.randrange(1, 512) for _ in range(dice.randint(1, 120))] for _ in range(asked["tails"])]
     wanted, aborted = {}, set()
     kill_at = 60 if asked["kill"] else -1
     for turn in range(5000 if asked["refused"] else 100000):
         if len(wanted) < 120 and dice.random() < 0.4:
             name, engine = str(len(wanted)), dice.choice(engines)
-            prompt = shared[:dice.choice((0, 40, 96, 200))] + [dice.randrange(1, 512) for _ in range(dice.randint(1, 120))]
+            tail = dice.choice(tails) if tails else [dice.randrange(1, 512) for _ in range(dice.randint(1, 120))]
+            prompt = shared[:dice.choice((0, 40, 96, 200))] + tail
             count = dice.randint(1, 60)
             wanted[name] = engine, prompt, count
             engine.scheduler.add_request(request_of(name, prompt, count))
@@ -269,7 +271,8 @@ def main():
         assert engine.scheduler.pool.own == bool(asked["kill"] or asked["refused"])
     stats = [engine.scheduler.pool.counters for engine in engines]
     print(json.dumps({"tokens": sum(len(said) for engine in engines for said in engine.said.values()), "found": sum(each["found_blocks"] for each in stats),
-                      "sealed": sum(each["sealed_blocks"] for each in stats)}))
+                      "sealed": sum(each["sealed_blocks"] for each in stats),
+                      "promoted": sum(each["promoted_tokens"] for each in stats)}))
 
 
 if __name__ == "__main__":

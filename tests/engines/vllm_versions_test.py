@@ -3,8 +3,11 @@
 A vLLM whose user has not asked for kvpool is as it was; one whose user has says the same tokens, in bfloat16 as the README has it.
 """
 
+import contextlib
+
 import pytest
 
+from daemon import Daemon
 from models import llama
 from vllm_processes import PYTHON, assert_nothing_is_held, await_detached, await_shared, engines, prompts, whole_blocks
 
@@ -48,6 +51,22 @@ def test_one_pool(daemon, engine, stock):
     daemon.start()
     await_shared(second)
     assert second.generate(ASKED)["tokens"] == own
+
+
+def test_what_has_left_the_pool(engine, stock, tmp_path):
+    """Steps are planned without the requests that it comes to."""
+    with contextlib.closing(Daemon(slab="4MiB", flags=[f"--tier=file:{tmp_path}/tier,capacity=256MiB"])) as daemon:
+        one = engine({"socket": daemon.socket, "wait_ms": 60000})
+        own = stock.generate(ASKED)["tokens"]
+        assert one.generate(ASKED)["tokens"] == own
+        daemon.process.terminate()  # What is cached goes below first.
+        assert daemon.process.wait(60) == 0
+        await_detached(one)
+        daemon.start()
+        await_shared(one)
+        assert one.generate(ASKED) == {"tokens": own, "cached": [whole_blocks(prompt) for prompt in ASKED]}
+        assert one.ask("facts")["pool"]["waited_requests"] > 0
+        assert_nothing_is_held(one)
 
 
 def test_connector(daemon, engine, stock):

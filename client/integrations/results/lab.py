@@ -23,18 +23,29 @@ DIRECTORY = pathlib.Path(os.environ["KVPOOL_RESULTS_DIR"])
 
 
 class Daemon:
-    """A kvpoold of one measurement's own."""
+    """A kvpoold of one measurement's own. `tier`: how much it keeps in files, which are in its directory."""
 
-    def __init__(self, capacity):
+    def __init__(self, capacity, tier=None):
         self._directory = tempfile.TemporaryDirectory(prefix="kvpool-results-")
-        path = pathlib.Path(self._directory.name)
-        self.socket = str(path / "kvpoold.sock")
-        with open(path / "log", "wb") as log:
-            self.process = subprocess.Popen(
-                [BIN / "kvpoold", "--device=host", f"--capacity={capacity}", f"--socket={self.socket}", f"--state-dir={path}",
-                 "--metrics-listen=127.0.0.1:0", "--shutdown-grace=200ms"], stdout=log, stderr=log)
-        subprocess.run([BIN / "kvpoolctl", f"--socket={self.socket}", "health", "--wait=60s"], check=True, capture_output=True)
+        self._path = pathlib.Path(self._directory.name)
+        self.socket = str(self._path / "kvpoold.sock")
+        self._command = [BIN / "kvpoold", "--device=host", f"--capacity={capacity}", f"--socket={self.socket}", f"--state-dir={self._path}",
+                         "--metrics-listen=127.0.0.1:0", "--shutdown-grace=200ms",
+                         *([f"--tier=file:{self._path}/tier,capacity={tier}"] if tier else [])]
+        self.start()
         atexit.register(self.close)
+
+    def start(self):
+        """Also again, once it has ended."""
+        with open(self._path / "log", "ab") as log:
+            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
+        subprocess.run([BIN / "kvpoolctl", f"--socket={self.socket}", "health", "--wait=60s"], check=True, capture_output=True)
+
+    def end(self):
+        """In order: what is cached goes to the tier."""
+        self.process.terminate()
+        if self.process.wait(60) != 0:
+            raise RuntimeError(f"kvpoold ended with {self.process.returncode}")
 
     def ctl(self, *words):
         return json.loads(subprocess.run([BIN / "kvpoolctl", f"--socket={self.socket}", "--json", *words], check=True,

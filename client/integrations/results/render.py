@@ -12,6 +12,7 @@ import alike
 import presses
 import pruning
 import speed
+import tiers
 import vllm_alike
 import vllm_speed
 
@@ -241,6 +242,26 @@ process has computed the prefix and was killed with `kill -9` then. Nothing else
 """
 
 
+def tier(store):
+    def spread(values, form="{:.2f}"):
+        return f"{form} ({form} to {form})".format(statistics.median(values), min(values), max(values))
+
+    rows = []
+    for engine in tiers.ENGINES:
+        values = [value for _, value in store.where(engine=engine)]
+        if values:
+            rows.append([engine, len(values), f"{values[0]['promoted'] * values[0]['block_bytes'] / 2**20:.0f}", *(
+                spread([value[way]["seconds"] for value in values]) for way in ("computed", "pool", "files")),
+                " and ".join(str(statistics.median_low([value[way]["had"] for value in values])) for way in ("pool", "files"))])
+    return f"""Seconds to the first token of a prompt of {tiers.PREFIX} tokens and {speed.QUESTION} of one's own, median (least to most) of n runs: computed, and shared; found in the pool; and
+brought up from files on the machine's disk, read by O_DIRECT, after the daemon was ended in order and started again. `found` is how many tokens were not
+computed in the latter two. Models are those of the tables above; each run has a daemon and a prompt of its own. vLLM's engine goes on behind the restart, the
+others begin anew. The machine was busy with other things, which met all three.
+
+{_table(["engine", "n", "MiB from files", "computed", "pool", "files", "found"], rows)}
+"""
+
+
 def vllm_rate(store):
     rows = []
     for batch in vllm_speed.BATCHES:
@@ -358,6 +379,7 @@ SECTIONS = (  # What each is called, what writes it, of which tables.
     ("Memory of two engines", memory, ("memory",)),
     ("Decoding under a budget", decode, ("decode",)),
     ("vLLM: time to first token", vllm_ttft, ("vllm_ttft",)),
+    ("Time to first token from a tier", tier, ("tiers",)),
     ("vLLM: tokens a second", vllm_rate, ("vllm_rate",)),
     ("vLLM: its BlockPool and kvpool's client", vllm_stream, ("vllm_stream",)),
     ("vLLM: memory of two engines", vllm_memory, ("vllm_memory",)),

@@ -11,6 +11,7 @@ import presses
 import pruning
 import render
 import speed
+import tiers
 import vllm_alike
 import vllm_speed
 
@@ -18,6 +19,7 @@ FOLDER = pathlib.Path(__file__).resolve().parent
 TABLES = {  # name: (cells, what measures one)
     "alike": (alike.cells, alike.measure),
     "ttft": (speed.ttft_cells, speed.ttft),
+    "tiers": (tiers.cells, tiers.measure),  # That of vLLM where it is.
     "memory": (speed.memory_cells, speed.memory),
     "decode": (speed.decode_cells, speed.decode),
     "retrieval": (pruning.retrieval_cells, pruning.retrieval),

@@ -42,8 +42,8 @@ def tokens_of(count, seed):
 
 
 class _LlamaCpp:
-    def __init__(self, socket):
-        pool = None if socket is None else {"socket": socket}
+    def __init__(self, socket, wait_ms=0):
+        pool = None if socket is None else {"socket": socket, "wait_ms": wait_ms}
         self.engine = Engine(lab.GGUF, pool=pool, n_ctx=max(PREFIXES) + 512, threads=1)
 
     def first_token(self, tokens, keep):
@@ -59,15 +59,15 @@ class _LlamaCpp:
 
 
 class _Transformers:
-    def __init__(self, socket):
-        self.model, self.session, self._own = all_global(), None, None
+    def __init__(self, socket, wait_ms=0):
+        self.model, self.session, self._own, self._wait_ms = all_global(), None, None, wait_ms
         if socket is not None:
             self.session = open_session(self.model, socket=socket, magazine_blocks=0)
 
     def first_token(self, tokens, keep):
         began = time.monotonic()
         if self.session is not None:
-            cache = KvPoolCache(self.session, prompt=tokens)
+            cache = KvPoolCache(self.session, prompt=tokens, wait_ms=self._wait_ms)
             has = cache.shared
         else:
             if not keep or self._own is None:

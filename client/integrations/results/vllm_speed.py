@@ -37,9 +37,13 @@ def _engine(pool=None, model=None, **more):
     return Engine(lab.GEMMA if model is None else model, pool, script=BENCH, under=("taskset", "-c", CORE), **given)
 
 
-def _in(daemon, blocks=300):
+def _in(daemon, blocks=300, **more):
     # A pool grows behind demand: this is what an engine has from the start.
-    return {"socket": daemon.socket, "guaranteed_blocks": blocks}
+    return {"socket": daemon.socket, "guaranteed_blocks": blocks, **more}
+
+
+def pooled(daemon, **options):
+    return _engine(_in(daemon, **options))
 
 
 # ---- Time to first token

@@ -35,7 +35,7 @@ import copy
 import itertools
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import kvpool
@@ -45,6 +45,7 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id, resolve_block_hashes
 
 from kvpool_vllm import keys
+from kvpool_vllm.below import Below
 from kvpool_vllm.groups import dropped_tokens
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class KvPoolBlockPool(BlockPool):
         self.wanted = 0  # Blocks that the allocation under way needs.
         self.headroom = 0  # Blocks that it may have to leave free; nobody waits for these.
         self.counters = {"asked": 0, "found_blocks": 0, "sealed_blocks": 0, "lease_calls": 0, "shortages": 0, "late_answers": 0}
+        self.below = Below(space.options.wait_ms, space.options.shared_tier, space.limit // 2, self.counters)
         # Indexed by block id.
         self._refs: list[int] = []  # The ref that is held; 0: none.
         self._shared = bytearray()
@@ -101,7 +103,7 @@ class KvPoolBlockPool(BlockPool):
         self._new_seals: list[_Filled] = []
         self._seals: list[tuple[int, list[_Filled]]] = []  # (step, those), oldest first.
         # Keyed by request id.
-        self._asked: dict[str, tuple[list[tuple[kvpool.PendingMatch, _Question]], list[list[BlockHash]], float]] = {}  # The questions, the keys, and when.
+        self._asked: dict[str, tuple[list[tuple[kvpool.PendingMatch, _Question]], float]] = {}  # The questions, and when.
         # Until the request is scheduled: blocks of its prefix with one reference each, and what _junction says.
         self._waiting: dict[str, list[KVCacheBlock]] = {}
         self._junctions: dict[str, int] = {}
@@ -140,6 +142,7 @@ class KvPoolBlockPool(BlockPool):
         self._stock.clear()
         self._kept.clear()
         self._asked.clear()
+        self.below.clear()
         self._waiting.clear()
         self._junctions.clear()
         self.forget_what_was_computed()
@@ -215,14 +218,14 @@ class KvPoolBlockPool(BlockPool):
         patience = 0.0 if self._silent_since is not None else self.space.options.lease_timeout
         if patience > 0 and self._lease(missing, patience):
             return
-        # Prefixes that wait for their turn give way: what is gone by then is computed.
+        # Prefixes that wait for their turn give way, those of the last requests first: what is gone by then is computed, or comes up again.
         self.counters["shortages"] += 1
-        if self._give_up(self._waiting) and self._lease(missing, patience):
+        if self._lease_what_gives_way(missing, [*self._waiting, *self.below.asking()], patience):
             return
         # What was found for requests that have not looked at it yet is held, too: nobody else may be there to let go of anything.
         now = time.monotonic()
         self._short_since = self._short_since or now
-        if now - self._short_since > _STUCK_S and self._give_up(self._asked) and self._lease(missing, patience):
+        if now - self._short_since > _STUCK_S and self._lease_what_gives_way(missing, self._asked, patience):
             return
         self._look_for_a_sign_of_life()
         self._short_of, self._retry_at = missing, time.monotonic() + _RETRY_S
@@ -290,6 +293,7 @@ class KvPoolBlockPool(BlockPool):
     def _detach(self, error: object) -> None:
         if not self.detached:
             self.detached = True
+            self.below.clear()
             logger.error("kvpoold is gone: this engine goes on in memory of its own, and shares nothing until there is one again: %s", error)
 
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
@@ -393,8 +397,10 @@ class KvPoolBlockPool(BlockPool):
             # The state may be one within a block, which is not asked for.
             questions.append([(number, wanted[number]) for number, group in enumerate(self._groups) if not group.window_tokens])
         try:
-            pending = [(self.session.match_groups(question), question) for question in questions if question]
-            self._asked[request.request_id] = pending, wanted, time.monotonic()
+            prefetch = self.below.prefetches(request, questions[0])
+            pending = [(self.session.match_groups(question, prefetch=prefetch), question) for question in questions if question]
+            self._asked[request.request_id] = pending, time.monotonic()
+            self.below.came(self.session, request, questions[0])
         except kvpool.ResourceExhaustedError:
             pass  # Too much is on its way: it will be computed.
         except kvpool.KvpoolError as error:
@@ -406,67 +412,82 @@ class KvPoolBlockPool(BlockPool):
         return all(index.get_one_block(key + tag) is not None
                    for of_group, tag, window in zip(wanted, self._tags, self._windows) for key in of_group[-max(1, window):])
 
-    def settle(self, request: Request) -> None:
-        """What the pool has of the request's prefix is put into the index, with a reference for the waiting request."""
+    def settle(self, request: Request) -> bool:
+        """What the pool has of the request's prefix is put into the index, with a reference for the waiting request. False: more of it is on
+        its way from below the pool, and the request is to be left out of the step."""
         self._trying = request.request_id
         self._take_answer(request)
         # While it waited another's blocks left the index. They may be its prefix, and in the pool since.
-        if request.kvpool_asked != self._left:
+        if not self._is_coming(request) and request.kvpool_asked != self._left:
             self.ask(request)
             self._take_answer(request)
+        return not self._is_coming(request)
+
+    def _is_coming(self, request: Request) -> bool:
+        try:
+            return self.below.is_coming(self.session, request, lambda hit, question: self._take(request, [(hit, question)], more=True))
+        except kvpool.KvpoolError as error:
+            self._detach(error)
+            return False
 
     def _take_answer(self, request: Request) -> None:
         asked = self._asked.pop(request.request_id, None)
         if asked is None:
             return
-        pending, wanted, asked_at = asked
+        pending, asked_at = asked
         patience = self._patience(asked_at)
         try:
             hits = [each.wait(timeout=patience) for each, _ in pending]
-            found = [(number, blocks.detach()) for hit, (_, question) in zip(hits, pending)
-                     for (number, _), blocks in zip(question, hit.groups)]
             self._heard(asked_at)
+            self.below.pool_has(request, pending[0][1], hits[0])
+            self._take(request, [(hit, question) for hit, (_, question) in zip(hits, pending)])
         except kvpool.DeadlineExceededError:
             request.kvpool_asked = self._left  # Once is enough.
+            self.below.let_go(request.request_id)
             if patience > 0:
                 self._unheard()
-            return  # What comes later is given back.
+            # What comes later is given back.
         except kvpool.KvpoolError as error:
             self._detach(error)
-            return
-        held: list[KVCacheBlock] = []
+
+    def _take(self, request: Request, answers: list[tuple[kvpool.MatchHit, _Question]], more: bool = False) -> None:
+        """Holds what was found for the request. `more`: beside what is held for it, else in its place."""
+        held: list[KVCacheBlock] = self._waiting.pop(request.request_id, []) if more else []
+        found = len(held)
         surplus: list[int] = []
         mine, index = self._refs, self.cached_block_hash_to_block
-        for number, refs in found:
-            tag, size = self._tags[number], self._sizes[number]
-            tokens = -self._lags[number] * size
-            for key, ref in zip(wanted[number], refs):
-                tokens += size
-                if not ref:
-                    continue
-                block_id = ref & BLOCK
-                block = self.blocks[block_id]
-                held.append(block)
-                if mine[block_id] == ref and self._shared[block_id]:
-                    surplus.append(ref)
-                    continue
-                assert mine[block_id] == 0, f"block {block_id}: {mine[block_id]:x} is held or leased, {ref:x} found"
-                mine[block_id] = ref
-                self._shared[block_id] = 1
-                block.set_block_hash(key + tag, num_tokens=tokens)
-                index.insert(key + tag, block)
-        self.touch(held)
-        self.counters["found_blocks"] += len(held)
+        for hit, question in answers:
+            for (number, of_group), refs in zip(question, (blocks.detach() for blocks in hit.groups)):
+                tag, size = self._tags[number], self._sizes[number]
+                tokens = -self._lags[number] * size
+                for key, ref in zip(of_group, refs):
+                    tokens += size
+                    if not ref:
+                        continue
+                    block_id = ref & BLOCK
+                    block = self.blocks[block_id]
+                    held.append(block)
+                    if mine[block_id] == ref and self._shared[block_id]:
+                        surplus.append(ref)
+                        continue
+                    assert mine[block_id] == 0, f"block {block_id}: {mine[block_id]:x} is held or leased, {ref:x} found"
+                    mine[block_id] = ref
+                    self._shared[block_id] = 1
+                    block.set_block_hash(key + tag, num_tokens=tokens)
+                    index.insert(key + tag, block)
+        self.touch(held[found:])
+        self.counters["found_blocks"] += len(held) - found
         if surplus:
             self._release(surplus)
         self._hold(request.request_id, held)
-        if hits[0].miss == "window" and (junction := self._junction(wanted)) > hits[0].tokens:
+        hit, question = answers[0]
+        if hit.miss == "window" and (junction := self._junction(question)) > hit.tokens:
             self._junctions[request.request_id] = junction
 
-    def _junction(self, wanted: list[list[BlockHash]]) -> int:
+    def _junction(self, question: _Question) -> int:
         """Where a prefix ends that is there for full attention, while its last window is not. By default vLLM keeps windows at the end of
         prompts only, and, once it is told, where they part from others (Request.shared_prefix_boundary): for the next that comes."""
-        full = [(number, wanted[number]) for number, group in enumerate(self._groups) if not group.window_tokens]
+        full = [(number, of_group) for number, of_group in question if not self._groups[number].window_tokens]
         try:
             if full and not self.detached:
                 hit = self.session.match_groups(full).wait(timeout=self._patience(time.monotonic()))
@@ -500,17 +521,31 @@ class KvPoolBlockPool(BlockPool):
 
     def let_go(self, request_id: str) -> None:
         """The request has its blocks, or wants none any more."""
+        self.below.let_go(request_id)
+        self._give_way(request_id)
+
+    def _give_way(self, request_id: str) -> None:
+        """What is held for it goes back."""
+        self.below.give_way(request_id)
         self._asked.pop(request_id, None)
         self._junctions.pop(request_id, None)
         if request_id in self._waiting:
             self._hold(request_id, None)
 
-    def _give_up(self, prefixes: dict[str, Any]) -> bool:
-        """Those of `prefixes` that are not of the request that is being allocated for."""
-        others = prefixes.keys() - {self._trying}
-        for request_id in others:
-            self.let_go(request_id)
-        return bool(others)
+    def _lease_what_gives_way(self, count: int, request_ids: Iterable[str], patience: float) -> bool:
+        """Lets go of prefixes of these requests, but of the one that is being allocated for, the last first, until so many blocks are had."""
+        freed, enough, gave_way = 0, count, False
+        for request_id in reversed(list(request_ids)):
+            if request_id == self._trying:
+                continue
+            gave_way, before = True, self._in_use
+            self._give_way(request_id)
+            freed += before - self._in_use
+            if freed >= enough:
+                if self._lease(count, 0.0):
+                    return True
+                enough = 2 * freed  # Others hold them, too.
+        return gave_way and self._lease(count, patience)
 
     # ---- Sharing
 
@@ -529,14 +564,14 @@ class KvPoolBlockPool(BlockPool):
             self._new_seals.append((kv_cache_group_id, request, filled, [self._stays[block.block_id] if block else 0 for block in filled],
                                     hashes[num_cached_blocks:num_full_blocks], hashes[num_cached_blocks - 1] if num_cached_blocks else None))
 
-    def scheduled(self, request_ids: Iterable[str]) -> int:
+    def scheduled(self, request_ids: Set[str]) -> int:
         """A step was made of these requests. Returns its number if workers have to say that it is done, else 0.
 
         They have to when it fills blocks that others could find. Most steps of decoding do not, and saying it of each would cost
         more than all else here. What is released is released when no step is under way, if there is one rank and steps do not overlap.
         vLLM takes a step for done when one rank has answered: what is released behind it then waits for all, who say so of the next."""
-        if self._waiting or self._junctions:
-            for request_id in request_ids:
+        for of_waiting in (self._waiting.keys(), self._junctions.keys(), self.below.requests()):
+            for request_id in request_ids & of_waiting:
                 self.let_go(request_id)
         self._trying = None
         if self.detached:
@@ -554,6 +589,15 @@ class KvPoolBlockPool(BlockPool):
             self._seals.append((step, self._new_seals))
             self._new_seals = []
         return step if said else 0
+
+    def tell(self, what: Callable[[kvpool.Session], None]) -> None:
+        """Says something to the daemon, if there is one."""
+        if self.detached:
+            return
+        try:
+            what(self.session)
+        except kvpool.KvpoolError as error:
+            self._detach(error)
 
     def computed(self, step: int) -> None:
         """The step is done: what it has filled is everybody's."""
@@ -614,7 +658,7 @@ class KvPoolBlockPool(BlockPool):
 
     def reset_prefix_cache(self) -> bool:
         """Nothing is on its way, and the scheduler makes keys of another root."""
-        for request_id in list(self._asked) + list(self._waiting):
+        for request_id in {*self._asked, *self._waiting, *self.below.asking()}:
             self.let_go(request_id)
         if self._in_use > 0:
             logger.warning("Failed to reset prefix cache because some blocks (%d) are not freed yet", self._in_use)

@@ -4,6 +4,7 @@ A request is, by what is known of its prefix:
 
     unasked    nothing                                        -> asked (came, found)
     asked      the question is on its way                     -> answered | answered with nothing (late, or no kvpoold)
+               (asked again, if there is more below the pool, to be answered when that has come up, or after wait_ms)
     answered   the session holds what was found               -> admitted
     admitted   what is to be loaded is in a plan, and held    -> unasked (preempted, or the load failed; then asked for again)
                until vLLM hears from the workers that it is
@@ -53,8 +54,10 @@ class _Asked:
 
     def __init__(self, request: Request) -> None:
         self.request = request
+        self.question: list[tuple[int, list[bytes]]] = []
         self.pending: kvpool.PendingMatch | None = None
         self.deadline = 0.0
+        self.waits = False  # For what is below the pool.
         # Once answered: the blocks that the session holds for it, of each group as many; null refs in front of a window.
         self.refs: list[list[int]] | None = None
         self.local = 0  # So many blocks long is the prefix that vLLM has itself.
@@ -90,7 +93,7 @@ class Lookup:
         self.damaged: set[int] = set()  # Refs.
         self.private = b""  # Not empty since a reset: chained into keys, so that no other engine has them.
         self.saves = Saves(self.terms.ranks, options.lease_timeout)
-        self._counts = {"asked_requests": 0, "found_blocks": 0, "late_answers": 0}
+        self._counts = {"asked_requests": 0, "found_blocks": 0, "late_answers": 0, "waited_requests": 0}
         self._requests: dict[str, _Asked] = {}  # Keyed by request id.
         self._ahead: set[str] = set()  # Ids of requests that were asked for when they came, until it is their turn.
         self._planned: list[Load] = []  # Loads of the step that is being scheduled.
@@ -99,6 +102,7 @@ class Lookup:
         self._caches = vllm_config.cache_config.enable_prefix_caching
         self._quiet_until = 0.0
         self._poll_until: float | None = None  # How long the step that is being scheduled waits for answers.
+        self._is_idle = True  # The step before computed nothing.
         self._opener = Opener(lambda: self._open(PAUSE_S), logger)
         self._magazine = min(256, max(16, len(self.groups) * -(-vllm_config.scheduler_config.max_num_batched_tokens // self.block_size)))
         # A process may end without shutdown(): kvpool's own hook, which runs after this one, would close the session under the copies
@@ -223,7 +227,8 @@ class Lookup:
             return
         try:
             names = self._keys(asked.request, 0, wanted)
-            asked.pending = self.session.match_groups([(group, names) for group in range(len(self.groups))])
+            asked.question = [(group, names) for group in range(len(self.groups))]
+            asked.pending, asked.waits = self.session.match_groups(asked.question), False
             asked.deadline = time.monotonic() + self.options.match_timeout
             self._counts["asked_requests"] += 1
         except kvpool.ResourceExhaustedError:
@@ -266,7 +271,10 @@ class Lookup:
         if self._poll_until is None:
             self._poll_until = time.monotonic() + _POLL_S
         try:
-            hit = asked.pending.wait(timeout=max(0, self._poll_until - time.monotonic()))
+            hit = asked.pending.wait(timeout=0 if asked.waits and not self._is_idle else max(0, self._poll_until - time.monotonic()))
+            if self._is_worth_a_wait(asked, hit):
+                self._wait_for_below(asked)
+                return False
             asked.refs = [blocks.detach() for blocks in hit.groups]
         except kvpool.DeadlineExceededError:
             if time.monotonic() < asked.deadline:
@@ -276,11 +284,25 @@ class Lookup:
             self._counts["late_answers"] += 1
             self._quiet_until = time.monotonic() + _QUIET_S
             asked.refs = self._nothing  # What comes later is given back.
+        except kvpool.ResourceExhaustedError:
+            asked.refs = self._nothing  # Too much is on its way: it will be computed.
         except kvpool.KvpoolError as error:
             self._detach(error)
             asked.refs = self._nothing
         asked.pending = None
         return True
+
+    def _is_worth_a_wait(self, asked: _Asked, hit: kvpool.MatchHit) -> bool:
+        """More is below the pool than vLLM has itself, or may be, and nobody has waited for it."""
+        if asked.waits or self.options.wait_ms == 0 or hit.miss == "none":
+            return False
+        return self.options.shared_tier or (hit.below_tokens > 0 and hit.tokens + hit.below_tokens > asked.local * self.block_size)
+
+    def _wait_for_below(self, asked: _Asked) -> None:
+        """What was found so far goes back, and is found again with what comes up."""
+        asked.pending, asked.waits = self.session.match_groups(asked.question, wait_ms=self.options.wait_ms), True
+        asked.deadline = time.monotonic() + self.options.wait_ms / 1000 + self.options.match_timeout
+        self._counts["waited_requests"] += 1
 
     def _leave_out_damaged(self, asked: _Asked) -> None:
         """Another's load may have shown it since the answer."""
@@ -334,7 +356,7 @@ class Lookup:
         self._poll_until = None
         if not self._planned:  # They are of this session.
             self._follow_the_daemon()
-        is_empty = scheduler_output.total_num_scheduled_tokens == 0
+        self._is_idle = is_empty = scheduler_output.total_num_scheduled_tokens == 0
         invitation = None if self.detached or self.joined else Invitation(self.number, self.session.invitation())
         plan = Plan(self.number, invitation, is_empty, self._planned)
         self._planned = []

@@ -16,6 +16,7 @@ from vllm.v1.request import RequestStatus
 from kvpool_engines.sessions import Opener, leave
 from kvpool_vllm import core, keys, patches
 from kvpool_vllm.block_pool import KvPoolBlockPool
+from kvpool_vllm.prefills import Prefills
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -55,7 +56,8 @@ def ask_for_blocks(manager: KVCacheManager, watermark: int) -> None:
     pool.ends_within_blocks = getattr(manager.coordinator, "enable_partial_hash_hits", False)
 
     def get_computed_blocks(request: Request, *arguments: Any, **more: Any) -> Any:
-        pool.settle(request)
+        if not pool.settle(request):
+            return manager.empty_kv_cache_blocks, 0, 0  # Below.planning has the request left out of the step.
         blocks, tokens, *boundary = lookup(request, *arguments, **more)
         pool.hold(request, [block for group in blocks.blocks for block in group if not block.is_null])
         if boundary and (junction := pool.junction(request)) > tokens:
@@ -105,6 +107,7 @@ class _Pooled(scheduler.Scheduler):
             raise RuntimeError(f"the block pool is a {type(self.pool).__name__}, not kvpool_vllm's: this vLLM makes it elsewhere")
         self.pool.steps_overlap = isinstance(self, async_scheduler.AsyncScheduler)
         core.listen(self)
+        self._prefills = Prefills()
         self._opener = Opener(space.open_again, logger)
         # Behind a move, requests whose layers have a state said something else than before it.
         self._can_move = not any(group.has_states for group in space.terms.groups)
@@ -206,17 +209,20 @@ class _Pooled(scheduler.Scheduler):
 
     def schedule(self, *arguments: Any, **more: Any) -> SchedulerOutput:
         self._follow_the_daemon()
-        output = super().schedule(*arguments, **more)
+        with self.pool.below.planning(self):
+            output = super().schedule(*arguments, **more)
         output.kvpool_step = 0
         idle = output.total_num_scheduled_tokens == 0
         if not idle or self.pool.release_waits:
-            output.kvpool_step = self.pool.scheduled(output.num_scheduled_tokens)
+            output.kvpool_step = self.pool.scheduled(output.num_scheduled_tokens.keys())
+        self._prefills.planned(output)
         return output
 
     def has_requests(self) -> bool:
         return super().has_requests() or self.pool.release_waits  # Else they would wait for the next request.
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
+        self.pool.tell(lambda session: self._prefills.over(scheduler_output, session))
         transfers = model_runner_output.kv_connector_output
         if transfers is not None and transfers.invalid_block_ids:
             # What these steps have computed follows from blocks that another connector could not fill. vLLM computes it again.

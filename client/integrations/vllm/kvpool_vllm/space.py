@@ -16,6 +16,7 @@ from vllm.logger import init_logger
 from kvpool_engines.sessions import leave
 from kvpool_engines.weights import fingerprint_of
 from kvpool_vllm import facts, groups, keys
+from kvpool_vllm.below import MOST_WAIT_MS
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -41,6 +42,11 @@ class Options:
     max_space_bytes: int = 0  # 0: all that the device has.
     open_timeout: float = 30.0
     match_timeout: float = 1.0  # A daemon that takes longer to answer is none: the prefix is computed.
+    # How long a request may be left out of steps while what is in a tier below the pool comes up (kvpoold --tier); 0: not at all.
+    wait_ms: int = 1000
+    # The tier is a store that nodes share (kvpoold --tier=resp:…). What another node has left there the daemon may not have heard of: a
+    # request of which the pool does not have all asks there as well.
+    shared_tier: bool = False
     # How long a step may wait for blocks when the pool is short, and a connector's step to hear what need not be copied.
     lease_timeout: float = 0.05
 
@@ -58,6 +64,10 @@ class Options:
         options = Options(**given)
         if options.fallback not in ("", "own"):
             raise ValueError(f"{where}.fallback is {options.fallback!r}; must be \"own\" or nothing")
+        if type(options.wait_ms) is not int or not 0 <= options.wait_ms <= MOST_WAIT_MS:
+            raise ValueError(f"{where}.wait_ms is {options.wait_ms!r}; must be an int from 0 to {MOST_WAIT_MS}")
+        if type(options.shared_tier) is not bool:
+            raise ValueError(f"{where}.shared_tier is {options.shared_tier!r}; must be true or false")
         return options
 
 
