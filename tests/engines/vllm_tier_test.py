@@ -130,7 +130,7 @@ def test_what_another_node_has_left_in_a_store(engine, stock, tmp_path):
     asked = prompts(6, seed=142, shortest=200)
     own = stock.generate(asked)["tokens"]
     with redis(tmp_path) as port:
-        flags = [f"--tier=resp:127.0.0.1:{port}", f"--tier-key-file={tmp_path}/key"]
+        flags = [f"--tier=resp:127.0.0.1:{port},write=evict", f"--tier-key-file={tmp_path}/key"]
         with contextlib.closing(Daemon(slab="4MiB", flags=flags)) as node:
             one = engine({"socket": node.socket})
             assert one.generate(asked)["tokens"] == own
