@@ -345,7 +345,8 @@ int kvpool_set_retention_decaying(kvpool_session* session, const kvpool_block* b
 /* A prefill of `tokens` (1 to 2^24) behind `tokens_before` others (at most 2^32) took so many microseconds (1 to an hour's), in a
  * step of the engine with nothing else to speak of. The daemon learns from it whether to load what is below the pool, or to have it
  * computed again. Told with the next batch, the last 64 of them. */
-int kvpool_report_prefill(kvpool_session* session, uint64_t tokens, uint64_t tokens_before, uint64_t microseconds);
+int kvpool_report_prefill(kvpool_session* session, uint64_t tokens, uint64_t tokens_before,
+                          uint64_t microseconds);
 int kvpool_flush(kvpool_session* session, uint32_t timeout_ms);
 /* Takes the oldest of the last 64 refusals that no call was there to hear: of releases, pins, unpins and retentions,
  * and of leases and fences that the session asked for by itself. Writes "pin of 3 blocks: why", cut to `capacity` bytes

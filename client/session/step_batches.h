@@ -88,7 +88,7 @@ class StepBatches {
   std::deque<std::unique_ptr<Batch>> unanswered_;  // Ordered by sequence.
   size_t next_to_write_ = 0;                       // Index in unanswered_ of the next one for this stream.
   bool first_on_stream_ = true;
-  bool takes_prefills_ = false;  // As this stream's daemon has said.
+  bool takes_prefills_ = false;  // This stream's daemon has said so.
   uint64_t next_sequence_ = 1;
   uint64_t acknowledged_ = 0;
   uint64_t fence_sent_ = 0;

@@ -316,7 +316,7 @@ class Daemon final : private SpaceOwner {
   // A verb is answered: how long after the start, if it is the first one.
   void NoteAnswer();
   std::unique_ptr<DeviceBudget> budget_;
-  std::unique_ptr<EventLog> event_log_;  // Spaces add to it. Null: nothing is recorded.
+  std::unique_ptr<EventLog> event_log_;   // Spaces add to it. Null: nothing is recorded.
   const std::unique_ptr<TierSet> tiers_;  // Spaces use it. Null: there is no tier.
   std::unique_ptr<Registry> registry_;
   std::unique_ptr<RetiredCounters> retired_;

@@ -53,8 +53,8 @@ struct DaemonOptions {
   std::shared_ptr<AccessControl> access;
 
   // ---- What is below the pool
-  std::vector<TierMember> tiers;  // At most TierSet::kMost; none: what leaves the pool is gone.
-  std::string tier_secret;     // Keys are derived from it. At least kLeastTierSecretBytes.
+  std::vector<TierMember> tiers;           // TierSet::kMost at most; none: what leaves the pool is gone.
+  std::string tier_secret;                 // Keys are derived from it. At least kLeastTierSecretBytes.
   uint64_t tier_buffer_bytes = 128 << 20;  // Copies on their way down; and again as much on their way up.
 
   // ---- Integrity

@@ -256,7 +256,7 @@ int Main(std::vector<std::string> arguments) {
     if (flags.given(flag) && verb != only) return Usage(absl::StrCat("--", flag, " is for ", only));
   }
   if ((a.json || a.markdown) && (verb == "advise" || verb == "train")) {
-    return Usage("--json and --markdown are for run and curve");
+    return Usage("--json is for run and curve, --markdown for nodes, too");
   }
   if (verb == "curve" && a.plot.empty()) return Usage("--plot: curve needs a file to write");
   if (verb == "nodes" && (a.json || flags.given("sample")))

@@ -23,7 +23,7 @@ namespace {
 struct Node {
   std::unique_ptr<BlockPool> pool;
   std::unique_ptr<Engine> engine;
-  absl::flat_hash_map<uint32_t, uint32_t> uses;  // By content, since it was sealed here.
+  absl::flat_hash_map<uint32_t, uint32_t> uses;  // How many requests had a content.
 };
 
 // Sends requests to nodes.
@@ -53,8 +53,8 @@ class Router {
   static constexpr uint32_t kNobody = UINT32_MAX;
   const Workload& workload_;
   const Route route_;
-  std::vector<uint64_t> sent_;  // By node.
-  std::vector<uint32_t> last_;  // By content: who was asked for it.
+  std::vector<uint64_t> sent_;  // How many requests a node got.
+  std::vector<uint32_t> last_;  // Who was asked for a content.
 };
 
 absl::StatusOr<NodesResult> ReplayOne(const Workload& workload, const NodesOptions& options,

@@ -15,7 +15,7 @@ namespace kvpool::sim {
 // Which node a request goes to.
 enum class Route : uint8_t {
   kTurns,   // One after another, as a balancer that knows nothing of prefixes has it.
-  kPrefix,  // To the one that was asked last for the most of what it begins with, unless that has a quarter more than the average.
+  kPrefix,  // Whoever was asked last for the most of what it begins with gets it, unless that one has a quarter more than the average.
 };
 
 struct NodesOptions {
@@ -23,7 +23,7 @@ struct NodesOptions {
   std::vector<uint32_t> nodes = {1, 10, 100};
   std::vector<uint32_t> uses = {
       1, 2};  // Parallel runs: the store is given a block that so many requests of a node had; 1: each.
-  uint32_t capacity_blocks = 0;  // Of each node.
+  uint32_t capacity_blocks = 0;  // Each node has so many.
   std::vector<Route> routes = {Route::kTurns, Route::kPrefix};
   uint64_t seed = 1;
   PrefillCost cost;

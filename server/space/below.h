@@ -162,8 +162,9 @@ class Below {
   absl::flat_hash_map<uint64_t, uint64_t> under_way_;  // The session that asked for it.
   absl::flat_hash_map<uint64_t, size_t> waits_;        // Keyed by session.
   std::deque<Going> listed_;
-  std::array<std::deque<Going>, TierSet::kMost> owed_;  // To this tier, once it takes something again.
-  std::optional<VirtualArray<uint8_t>> uses_;           // By id, up to kMostUses.
+  std::array<std::deque<Going>, TierSet::kMost>
+      owed_;                                   // Each tier gets its own once it takes something again.
+  std::optional<VirtualArray<uint8_t>> uses_;  // Indexed by id; kMostUses at most.
   Holder holder_ = kNobody;
 };
 

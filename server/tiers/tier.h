@@ -49,7 +49,7 @@ enum class TierWrite : uint8_t { kEvict, kSeal, kReuse };
 struct TierRule {
   static constexpr uint32_t kLeastUses = 2, kMostUses = 63;
   TierWrite when = TierWrite::kEvict;
-  uint32_t uses = kLeastUses;  // With kReuse.
+  uint32_t uses = kLeastUses;  // kReuse has it.
 };
 
 struct TierLoad {

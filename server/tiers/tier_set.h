@@ -48,7 +48,7 @@ class LoadCost {
   static constexpr uint64_t kLeastSamples = 32;
   struct Begun {
     std::chrono::steady_clock::time_point at;
-    uint64_t bytes_out = 0;  // With its own.
+    uint64_t bytes_out = 0;  // Its own are among them.
   };
   Begun Begin(uint64_t bytes);
   // What was brought counts, and what was late: it would have taken longer.
@@ -115,7 +115,7 @@ class TierSet {
     TierKey key;
     TierOffer why = TierOffer::kEnds;
     uint32_t uses = 0;   // So many requests had it.
-    uint32_t place = 0;  // With kLeaves: so many of its space leave before it.
+    uint32_t place = 0;  // So many of its space leave before it; kLeaves has it.
     Members owed = 0;    // Not 0: these are to have it, whatever their rules say now.
   };
   // Who is to be given each, by their rules, and does not have it. What leaves next takes so much of a member at most: if it
@@ -148,7 +148,7 @@ class TierSet {
   const std::vector<TierMember> members_;
   std::array<LoadCost, kMost> costs_;
   std::array<uint64_t, kMost> capacity_bytes_{};  // 0: nobody knows.
-  std::array<bool, 4> takes_{};                   // By TierOffer.
+  std::array<bool, 4> takes_{};                   // Indexed by TierOffer.
   bool keeps_all_ = false;
   uint64_t reuse_ = 0;  // Bit N: some member is given a block after N uses.
   Mutex mu_;

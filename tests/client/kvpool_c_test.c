@@ -93,9 +93,9 @@ static void find(kvpool_session* session, const uint8_t* keys) {
   CHECK(kvpool_release_with_hint(session, blocks, count, 0, KVPOOL_REUSE_EXPECTED, 16) == KVPOOL_INVALID_ARGUMENT);
   CHECK(kvpool_set_retention_decaying(session, blocks, count, 60, 60000, 1000) == KVPOOL_OK);
   CHECK(kvpool_set_retention(session, blocks, count, 101, 60000) == KVPOOL_INVALID_ARGUMENT);
+  CHECK(strstr(kvpool_last_error(), "priority is 101; must be 0 to 100") != NULL);
   CHECK(kvpool_report_prefill(session, 512, 1024, 8400) == KVPOOL_OK);
   CHECK(kvpool_report_prefill(session, 0, 1024, 8400) == KVPOOL_INVALID_ARGUMENT);
-  CHECK(strstr(kvpool_last_error(), "priority is 101; must be 0 to 100") != NULL);
   CHECK(kvpool_pin(session, blocks, count, UINT64_MAX) == KVPOOL_INVALID_ARGUMENT);
   CHECK(strstr(kvpool_last_error(), "ttl_ms is 18446744073709551615; must be 1 to 86400000") != NULL);
   CHECK(kvpool_pin(session, blocks, count, 0) == KVPOOL_INVALID_ARGUMENT);

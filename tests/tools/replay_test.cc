@@ -70,8 +70,8 @@ TEST(SimUsage, FlagsOfAnotherVerbAreRefused) {
       {{"run", "--trace=/nope", "--sample=0"}, "--sample: 0 is below 1 in 10000"},
       {{"run", "--trace=/nope", "--from=0.8", "--to=0.2"}, "--from: 0.8 is not below --to, 0.2"},
       {{"run", "--trace=/nope", "--warm-up=1"}, "--warm-up: 1 leaves no request whose hits count"},
-      {{"advise", "--json"}, "--json and --markdown are for run and curve"},
-      {{"rum"}, "\"rum\" is not run, curve, advise or train"},
+      {{"advise", "--json"}, "--json is for run and curve, --markdown for nodes, too"},
+      {{"rum"}, "\"rum\" is not run, curve, advise, nodes or train"},
   };
   for (const auto& [arguments, message] : cases) {
     const ToolResult result = RunTool(KVPOOL_SIM, arguments);
