@@ -350,7 +350,18 @@ bool BlockVerbs::Match(Turn& turn, Session* session, const v1::Match& match, v1:
     ShortMatch(turn, session, match, answer);
   }
   if (!state_.below.on()) return true;
-  for (const v1::GroupHit& group : answer->groups()) state_.below.Reused(group.blocks());
+  for (const v1::GroupHit& group : answer->groups()) {
+    absl::Span<const uint64_t> left =
+        state_.below.counts_uses() ? absl::MakeConstSpan(group.blocks()) : absl::Span<const uint64_t>();
+    for (; !left.empty(); left.remove_prefix(std::min(left.size(), Turn::kNames))) {
+      const auto part = left.first(std::min(left.size(), Turn::kNames));
+      state_.below.Reused(part);
+      if (part.size() == left.size()) continue;
+      turn.Worked(part.size());
+      turn.Breathe();
+      if (session->ended) return false;
+    }
+  }
   if (answer->miss() != v1::MISS_REASON_NONE) ReportBelow(turn, *session, match, keys, answer);
   return true;
 }
