@@ -94,7 +94,6 @@ class TierSet {
     return keeps_all_ || (reuse_ & up_to) != 0;
   }
   Members lasting() const;
-  Members all() const { return static_cast<Members>((1u << members_.size()) - 1); }
 
   // ---- Up
   struct Found {
