@@ -82,7 +82,8 @@ bench() {
 sanitizers() {
   export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1
   export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
-  export TSAN_OPTIONS=suppressions=$PWD/tests/tsan.supp:halt_on_error=1:second_deadlock_stack=1
+  # A suppression names a library by the stack of an access, which a busy thread soon forgets: it remembers as much as it can.
+  export TSAN_OPTIONS=suppressions=$PWD/tests/tsan.supp:halt_on_error=1:second_deadlock_stack=1:history_size=7
 }
 
 # This is a function so that the shell has read all of it before it starts, since a checkout may change while

@@ -70,7 +70,7 @@ class ElasticTest : public SessionTest {
   // Computes what is not there, until all of it is: memory comes back from the other model meanwhile.
   static void Work(Session* session) {
     uint32_t computed = kChains;
-    for (int pass = 0; pass < 100 && computed > 0; ++pass) {
+    for (const Deadline deadline = Soon(); computed > 0 && steady_clock::now() < deadline;) {
       computed = 0;
       for (uint32_t chain = kChains; chain-- > 0;) {
         if (Found(session, chain, chain + 1) == kChain) continue;
