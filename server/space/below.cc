@@ -28,8 +28,8 @@ BlockKey KeyAt(const v1::GroupKeys& group, uint64_t index) {
 
 void Below::Use(TierSet* tiers) {
   tiers_ = facts_.tier_space.has_value() ? tiers : nullptr;
-  if (tiers_ != nullptr && tiers_->takes(TierOffer::kReused) && !uses_.has_value())
-    uses_.emplace(facts_.geometry.max_blocks + 1);
+  // Tiers that ask for it may come later.
+  if (tiers_ != nullptr && !uses_.has_value()) uses_.emplace(facts_.geometry.max_blocks + 1);
 }
 
 Below::Found Below::Look(const v1::Match& match, uint64_t tokens, Unknown unknown) const {
@@ -37,9 +37,9 @@ Below::Found Below::Look(const v1::Match& match, uint64_t tokens, Unknown unknow
     uint64_t begin = 0;
     std::vector<BlockKey> keys;
     std::vector<bool> resident, tried;
-    std::vector<uint8_t> tiers;  // Which has it.
+    std::vector<uint8_t> slots;  // Those of the tiers that have it.
   };
-  Found found{.tokens = tokens};
+  Found found{.tokens = tokens, .blocks = {}, .tiers = tiers_->view()};
   uint64_t end = UINT64_MAX, step = 1;
   std::vector<Run> runs;
   const size_t most = kMostLooked / static_cast<size_t>(match.groups_size());
@@ -56,7 +56,7 @@ Below::Found Below::Look(const v1::Match& match, uint64_t tokens, Unknown unknow
     size_t end_of_run = SIZE_MAX;
     for (bool goes_on = true; goes_on && run.begin + run.keys.size() < last;) {
       std::array<TierKey, kLookedAtOnce> asked;
-      std::array<TierSet::Found, kLookedAtOnce> there;
+      std::array<TierView::Found, kLookedAtOnce> there;
       const size_t before = run.keys.size();
       const size_t n = std::min<uint64_t>(kLookedAtOnce, last - run.begin - before);
       for (size_t i = 0; i < n; ++i) {
@@ -64,12 +64,12 @@ Below::Found Below::Look(const v1::Match& match, uint64_t tokens, Unknown unknow
         run.resident.push_back(pool_.Find(run.keys.back()) != kNullRef);
         asked[i] = TierKeyOf(facts_, run.keys.back());
       }
-      tiers_->Find(absl::MakeConstSpan(asked).first(n), absl::MakeSpan(there).first(n));
+      found.tiers->Find(absl::MakeConstSpan(asked).first(n), absl::MakeSpan(there).first(n));
       for (size_t i = 0; i < n && goes_on; ++i) {
         const TierPresence presence = there[i].presence;
         const bool is_unknown = presence == TierPresence::kUnknown && !run.resident[before + i];
         run.tried.push_back(is_unknown);
-        run.tiers.push_back(there[i].member);
+        run.slots.push_back(there[i].slot);
         if (run.resident[before + i] || presence == TierPresence::kYes) continue;
         if (is_unknown && unknown == Unknown::kTried) continue;
         end_of_run = std::min(end_of_run, before + i);
@@ -93,7 +93,7 @@ Below::Found Below::Look(const v1::Match& match, uint64_t tokens, Unknown unknow
       Promotion::Block block{.key = run.keys[i], .tried = run.tried[i]};
       if (run.begin + i > 0) block.parent = KeyAt(group, run.begin + i - 1);
       found.blocks.push_back(std::move(block));
-      found.bytes[run.tiers[i]] += value_bytes;
+      found.bytes[run.slots[i]] += value_bytes;
     }
   }
   return found;
@@ -106,8 +106,8 @@ Below::Found Below::Report(const v1::Match& match, v1::MatchResult* answer) cons
   if (const std::optional<double> ms = ForecastMs(found, /*lately=*/false); ms.has_value())
     answer->set_below_ms(static_cast<uint32_t>(std::min(*ms, static_cast<double>(UINT32_MAX))));
   std::vector<std::string> names;
-  for (size_t i = 0; i < tiers_->members().size(); ++i) {
-    if (found.bytes[i] > 0) names.emplace_back(tiers_->members()[i].tier->name());
+  for (const TierView::Entry& entry : found.tiers->entries()) {
+    if (found.bytes[entry.tier->slot()] > 0) names.emplace_back(entry.tier->tier().name());
   }
   answer->set_below(absl::StrJoin(names, ","));
   return found;
@@ -116,14 +116,14 @@ Below::Found Below::Report(const v1::Match& match, v1::MatchResult* answer) cons
 std::string Below::Describe(const BlockKey& key) const {
   if (!on()) return "";
   const TierKey name = TierKeyOf(facts_, key);
-  TierSet::Found there;
-  tiers_->Find({&name, 1}, {&there, 1});
+  Found found{.blocks = {}, .tiers = tiers_->view()};
+  TierView::Found there;
+  found.tiers->Find({&name, 1}, {&there, 1});
   if (there.presence == TierPresence::kNo) return "";
-  const std::string tier(tiers_->members()[there.member].tier->name());
+  const std::string tier(found.tiers->at(there.slot)->tier().name());
   if (there.presence == TierPresence::kUnknown)
     return absl::StrCat("may be below, in ", tier, ", which a match that waits asks for it");
-  Found found;
-  found.bytes[there.member] = facts_.layout.block_bytes() * facts_.devices.size();
+  found.bytes[there.slot] = facts_.layout.block_bytes() * facts_.devices.size();
   const std::optional<double> load_ms = ForecastMs(found, /*lately=*/false);
   const uint64_t tokens = facts_.layout.groups(key.group).tokens_per_block();
   const std::optional<double> saved = prefill.Saved(tokens, 0);
@@ -136,7 +136,7 @@ std::string Below::Describe(const BlockKey& key) const {
 }
 
 std::optional<double> Below::ForecastMs(const Found& found, bool lately) const {
-  const std::optional<double> seconds = tiers_->Forecast(found.bytes, lately);
+  const std::optional<double> seconds = found.tiers->Forecast(found.bytes, lately);
   if (!seconds.has_value()) return std::nullopt;
   return std::max(1.0, 1000 * *seconds);
 }
@@ -191,7 +191,7 @@ uint64_t Below::End(const Promotion& promotion, uint64_t now_ms, bool whole) {
 
 void Below::Sealed(BlockRef ref, const BlockKey& key, uint32_t uses) {
   if (tiers_ == nullptr) return;
-  if (uses_.has_value()) (*uses_)[Index(ref.id)] = static_cast<uint8_t>(uses);
+  (*uses_)[Index(ref.id)] = static_cast<uint8_t>(uses);
   if (tiers_->takes(TierOffer::kSealed))
     List({.block = {ref, key}, .offer = TierOffer::kSealed, .uses = uses});
   // One that moved may have been listed where it was; one that has left before, and was computed again, is had twice.
@@ -200,7 +200,7 @@ void Below::Sealed(BlockRef ref, const BlockKey& key, uint32_t uses) {
 }
 
 void Below::Reused(absl::Span<const uint64_t> refs) {
-  if (!uses_.has_value() || tiers_ == nullptr) return;
+  if (!counts_uses()) return;
   for (const uint64_t packed : refs) {
     const BlockRef ref = BlockRef::Unpack(packed);
     if (ref == kNullRef) continue;
@@ -224,9 +224,9 @@ void Below::List(const Going& going) {
     list->back().owed = owed;
   };
   if (going.owed == 0) return add(&listed_, 0);
-  for (size_t member = 0; member < TierSet::kMost; ++member) {
-    const auto bit = static_cast<TierSet::Members>(1u << member);
-    if ((going.owed & bit) != 0) add(&owed_[member], bit);
+  for (size_t slot = 0; slot < TierSet::kMost; ++slot) {
+    const TierSet::Members bit = TierView::BitOf(slot);
+    if ((going.owed & bit) != 0) add(&owed_[slot], bit);
   }
 }
 
@@ -239,8 +239,8 @@ void Below::TakeListed(uint32_t count, TierSet::Members taking, std::vector<Goin
   };
   // Half each: whatever is sealed meanwhile, what is owed goes on.
   take(&listed_, count / 2);
-  for (size_t member = 0; member < TierSet::kMost; ++member) {
-    if ((taking >> member & 1) != 0) take(&owed_[member], count / 2);
+  for (size_t slot = 0; slot < TierSet::kMost; ++slot) {
+    if ((taking & TierView::BitOf(slot)) != 0) take(&owed_[slot], count / 2);
   }
 }
 
@@ -256,12 +256,13 @@ void Below::Left(absl::Span<const Eviction> evictions) {
   if (!on()) return;
   // Under write=evict the mover asks for what is about to leave. Of what it has not come to, a tier that nodes share knows nothing.
   const bool asked_for = wants_leaving();
+  const std::shared_ptr<const TierView> tiers = tiers_->view();
   for (; !evictions.empty(); evictions.remove_prefix(std::min(kLookedAtOnce, evictions.size()))) {
     const auto some = evictions.first(std::min(kLookedAtOnce, evictions.size()));
     std::array<TierKey, kLookedAtOnce> keys;
-    std::array<TierSet::Found, kLookedAtOnce> there;
+    std::array<TierView::Found, kLookedAtOnce> there;
     for (size_t i = 0; i < some.size(); ++i) keys[i] = TierKeyOf(facts_, some[i].key);
-    tiers_->Find(absl::MakeConstSpan(keys).first(some.size()), absl::MakeSpan(there).first(some.size()));
+    tiers->Find(absl::MakeConstSpan(keys).first(some.size()), absl::MakeSpan(there).first(some.size()));
     for (size_t i = 0; i < some.size(); ++i) {
       const bool missing = there[i].presence == TierPresence::kNo ||
                            (asked_for && there[i].presence == TierPresence::kUnknown);
