@@ -180,10 +180,11 @@ absl::Status Daemon::DetachTier(const v1::DetachTierRequest& request, v1::Detach
   RETURN_IF_ERROR(ValidateDetachTier(request));
   if (tiers_ == nullptr) return NoTiers(request.tier());
   ASSIGN_OR_RETURN(std::shared_ptr<AttachedTier> tier, tiers_->Detach(request.tier()));
-  LogInfo("tier is being detached", {{"tier", request.tier()}});
   if (!Await(request.timeout_ms(), stopping_, [&] { return tiers_->Take(tier); })) {
     response->set_reads(tier->out().loads);
     response->set_writes(tier->out().stores);
+    LogWarning("tier is being detached",
+               {{"tier", request.tier()}, {"reads", response->reads()}, {"writes", response->writes()}});
     return absl::OkStatus();
   }
   const size_t slot = tier->slot();
