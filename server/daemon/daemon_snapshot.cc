@@ -54,7 +54,7 @@ DaemonSnapshot Daemon::Snapshot() {
                                 .path = tier->tier().path(),
                                 .spec = tier->spec(),
                                 .state = state,
-                                .by_operator = tier->by_operator(),
+                                .by_operator = tier->facts().by_operator,
                                 .rule = tier->rule(),
                                 .usage = tier->tier().usage(),
                                 .load = tier->cost().measured()});

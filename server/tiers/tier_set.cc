@@ -12,7 +12,10 @@ namespace kvpool {
 TierSet::TierSet(std::vector<TierMember> members) {
   KVPOOL_CHECK(members.size() <= kMost, "%zu tiers", members.size());
   MutexLock lock(&mu_);
-  for (TierMember& member : members) AttachLocked(std::move(member), /*by_operator=*/false);
+  for (TierMember& member : members) {
+    const AttachedTier::Facts facts{.capacity_bytes = member.tier->usage().capacity_bytes};
+    AttachLocked(std::move(member), facts);
+  }
   Publish();
 }
 
@@ -222,21 +225,22 @@ absl::Status TierSet::CheckRoom(std::string_view name) const {
   return CheckRoomLocked(name);
 }
 
-std::shared_ptr<AttachedTier> TierSet::AttachLocked(TierMember member, bool by_operator) {
+std::shared_ptr<AttachedTier> TierSet::AttachLocked(TierMember member, const AttachedTier::Facts& facts) {
   const auto free = std::find_if(places_.begin(), places_.end(),
                                  [](const Place& place) { return place.state == State::kFree; });
   std::string name(member.tier->name());
   const auto slot = static_cast<size_t>(free - places_.begin());
   *free = {.state = State::kAttached,
-           .tier = std::make_shared<AttachedTier>(std::move(member), ++last_id_, slot, by_operator),
+           .tier = std::make_shared<AttachedTier>(std::move(member), ++last_id_, slot, facts),
            .name = std::move(name)};
   return free->tier;
 }
 
 absl::StatusOr<std::shared_ptr<AttachedTier>> TierSet::Attach(TierMember member) {
+  const AttachedTier::Facts facts{.capacity_bytes = member.tier->usage().capacity_bytes, .by_operator = true};
   MutexLock lock(&mu_);
   RETURN_IF_ERROR(CheckRoomLocked(member.tier->name()));
-  std::shared_ptr<AttachedTier> attached = AttachLocked(std::move(member), /*by_operator=*/true);
+  std::shared_ptr<AttachedTier> attached = AttachLocked(std::move(member), facts);
   Publish();
   return attached;
 }

@@ -115,7 +115,7 @@ class TierSet {
   bool AskNext(const std::shared_ptr<Loading>& loading, size_t index);
   void Answer(const Loading& loading, size_t index, TierResult result);
   absl::Status CheckRoomLocked(std::string_view name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  std::shared_ptr<AttachedTier> AttachLocked(TierMember member, bool by_operator)
+  std::shared_ptr<AttachedTier> AttachLocked(TierMember member, const AttachedTier::Facts& facts)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Null: there is none.
   Place* Find(std::string_view name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
