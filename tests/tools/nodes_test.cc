@@ -166,6 +166,7 @@ TEST_F(NodesTest, TwoFindWhatOneOfInfiniteMemoryWould) {
 // What operators' stores go through, one after the other, while engines work.
 TEST_F(NodesTest, FaultsOfTheStoreCostHitsAndNothingElse) {
   constexpr int kWaitMs = 2000;
+  constexpr uint32_t kMovedSlots = 100;  // A node that has lost all of its slots would become a replica.
   const auto first = StartNode();
   ASSERT_NE(first, nullptr);
   Print("first", Replay(*first, 60000, "1/1"));
@@ -192,7 +193,7 @@ TEST_F(NodesTest, FaultsOfTheStoreCostHitsAndNothingElse) {
       });
       // Slots move.
       for_a_while([&] {
-        const uint16_t slot = static_cast<uint16_t>(migrated++ % kRespSlots);
+        const uint16_t slot = static_cast<uint16_t>(migrated++ % kMovedSlots);
         cluster_->Migrate(slot, (cluster_->OwnerOf(slot) + 1) % cluster_->size());
       });
       // A node hangs, and with it what is on its way there.
