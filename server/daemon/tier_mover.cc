@@ -110,6 +110,13 @@ bool TierMover::RunRound() {
                   spaces.end());
     }
     spaces_seen_ = std::max<size_t>(spaces.size(), 1);
+    std::vector<uint64_t> writers;
+    for (const auto& [tier, writes] : now_->entries()) {
+      if (writes) writers.push_back(tier->id());
+    }
+    // One that has come, or is written to again, was given nothing of spaces that no session uses.
+    if (writers != writers_) looked_at_.clear();
+    writers_ = std::move(writers);
     bool left = false;
     no_buffers_ = false;
     for (const std::shared_ptr<Space>& space : spaces) left |= MoveDown(space);

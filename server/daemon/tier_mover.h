@@ -194,6 +194,7 @@ class TierMover {
   size_t spaces_seen_ = 1;  // So many share the tiers.
   absl::flat_hash_map<uint64_t, uint32_t>
       looked_at_;  // Keyed by space, of those that no session uses: blocks up to this one were looked at.
+  std::vector<uint64_t> writers_;                  // Ids of the tiers for which they were.
   bool no_buffers_ = false;                        // The round under way found none left.
   std::chrono::steady_clock::time_point tell_at_;  // No failed copy is told of before.
   std::thread thread_;

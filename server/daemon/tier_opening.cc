@@ -1,10 +1,10 @@
 #include "server/daemon/tier_opening.h"
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/support/named_thread.h"
 
 namespace kvpool {
 namespace {
@@ -44,7 +44,9 @@ absl::StatusOr<TierMember> TierOpening::Run(Open open, std::chrono::milliseconds
     }
     last_ = under_way;
   }
-  std::thread([open = std::move(open), under_way] { RunOnThread(open, under_way.get()); }).detach();
+  NamedThread("tier-opening", [open = std::move(open), under_way] {
+    RunOnThread(open, under_way.get());
+  }).detach();
   MutexLock lock(&under_way->mu);
   while (!under_way->over && !stop && std::chrono::steady_clock::now() < until) {
     under_way->changed.WaitUntil(&under_way->mu,

@@ -182,8 +182,10 @@ TEST_F(TierChangesTest, OneThatDoesNotOpenIsNotWaitedFor) {
   disk_answers.set_value();
   absl::Status status;
   // It is closed again first.
-  while (!(status = Attach("file")).ok())
+  for (const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+       !(status = Attach("file")).ok() && std::chrono::steady_clock::now() < until;)
     ASSERT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  ASSERT_TRUE(status.ok()) << status;
   Move();
   EXPECT_EQ(counters().demoted, 10u);
 }
@@ -318,6 +320,24 @@ TEST_F(TierChangesTest, WhatIsOwedToOneThatGoesIsOwedToNobody) {
   EXPECT_EQ(Open("other,reuse")->usage().counters.stored, 0u);
 }
 
+// Nor is it left alone for what the one before has failed at.
+TEST_F(TierChangesTest, OneThatComesIsNotBlamedForTheOneBefore) {
+  BeginWithout();
+  ASSERT_TRUE(Attach("file,seal").ok());
+  {
+    const std::shared_ptr<FaultyTier> file = Open("file,seal");
+    file->all_fail = true;
+    file->stores_fail = TierResult::kFailed;
+    Compute(keys_);
+    Move();
+  }
+  ASSERT_TRUE(Detach("file").detached());
+  ASSERT_TRUE(Attach("other,seal").ok());
+  Compute(Keys("m", 3));
+  Move();
+  EXPECT_EQ(Open("other,seal")->usage().counters.stored, 3u) << "no time has passed";
+}
+
 TEST_F(TierChangesTest, ASlowTierOwesNothingForAnother) {
   BeginWithout();
   ASSERT_TRUE(Attach("file,seal").ok());
@@ -364,6 +384,18 @@ TEST_F(TierChangesTest, ATierThatAsksForUsesFindsThemCounted) {
   LetGo(engine_->Match({keys_.begin(), keys_.begin() + 4}));
   Move();
   EXPECT_EQ(Open("file,reuse")->usage().counters.stored, 4u) << "they were sealed before it came";
+}
+
+TEST_F(TierChangesTest, WhatNoSessionUsesGoesToOneThatComes) {
+  BeginWithout();
+  ASSERT_TRUE(Attach("host").ok());
+  Compute(keys_);
+  engine_->Do(CloseOp());
+  Move();
+  EXPECT_EQ(Open("host")->usage().counters.stored, 10u);
+  ASSERT_TRUE(Attach("file").ok());
+  Move();
+  EXPECT_EQ(Open("file")->usage().counters.stored, 10u);
 }
 
 TEST_F(TierChangesTest, ErasureReachesThoseThatDrainAndGo) {
