@@ -145,7 +145,7 @@ class TierMover {
   static uint32_t Ahead(const Space& space) ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu);
   bool GivenUp(const Space& space, uint64_t tier) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mail_->mu);
   // So much of the buffers each tier may have. One that is alone leaves some to one that comes.
-  uint64_t PartOfEach(const Space& space) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mail_->mu);
+  uint64_t PartOfEach(const Space& space) const;
   // All but the tiers that took nothing of it a moment ago, or that have as much of the buffers as each may have.
   // `room` gets how many bytes more each of these may have of the buffers.
   TierSet::Members Taking(const Space& space, std::array<uint64_t, TierSet::kMost>* room);
