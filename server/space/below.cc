@@ -40,7 +40,7 @@ Below::Found Below::Look(const v1::Match& match, uint64_t tokens, Unknown unknow
     std::vector<uint8_t> tiers;  // Which has it.
   };
   Found found{.tokens = tokens};
-  uint64_t end = UINT64_MAX, step = 1;
+  uint64_t end = UINT64_MAX, possible_end = UINT64_MAX, step = 1;
   std::vector<Run> runs;
   const size_t most = kMostLooked / static_cast<size_t>(match.groups_size());
   for (const v1::GroupKeys& group : match.groups()) {
@@ -53,7 +53,7 @@ Below::Found Below::Look(const v1::Match& match, uint64_t tokens, Unknown unknow
     const uint64_t last = std::min<uint64_t>(group.keys().size() / group.key_bytes(), run.begin + most);
     // The run ends at what is not there, or left out. Behind what is left out the tier is asked all the same: then it knows
     // when the next match comes.
-    size_t end_of_run = SIZE_MAX;
+    size_t end_of_run = SIZE_MAX, possible_end_of_run = SIZE_MAX;
     for (bool goes_on = true; goes_on && run.begin + run.keys.size() < last;) {
       std::array<TierKey, kLookedAtOnce> asked;
       std::array<TierSet::Found, kLookedAtOnce> there;
@@ -74,12 +74,16 @@ Below::Found Below::Look(const v1::Match& match, uint64_t tokens, Unknown unknow
         if (is_unknown && unknown == Unknown::kTried) continue;
         end_of_run = std::min(end_of_run, before + i);
         goes_on = is_unknown;
+        if (!goes_on) possible_end_of_run = before + i;
       }
     }
+    possible_end =
+        std::min(possible_end, (run.begin + std::min(run.keys.size(), possible_end_of_run)) * tokens_per_block);
     run.keys.resize(std::min(run.keys.size(), end_of_run));
     end = std::min(end, (run.begin + run.keys.size()) * tokens_per_block);
   }
   end -= end % step;
+  found.may_be_more = possible_end - possible_end % step > std::max(end, tokens);
   if (end <= tokens) return found;
   found.tokens = end;
   const uint64_t value_bytes = facts_.layout.block_bytes() * facts_.devices.size();
@@ -101,6 +105,7 @@ Below::Found Below::Look(const v1::Match& match, uint64_t tokens, Unknown unknow
 
 Below::Found Below::Report(const v1::Match& match, v1::MatchResult* answer) const {
   Found found = Look(match, answer->tokens(), Unknown::kLeftOut);
+  answer->set_may_be_below(found.may_be_more);
   if (found.blocks.empty()) return found;
   answer->set_below_tokens(found.tokens - answer->tokens());
   if (const std::optional<double> ms = ForecastMs(found, /*lately=*/false); ms.has_value())

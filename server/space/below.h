@@ -96,6 +96,7 @@ class Below {
     uint64_t tokens = 0;  // Those of the asked prefix that are resident or below.
     std::vector<Promotion::Block> blocks;
     std::array<uint64_t, TierSet::kMost> bytes{};  // What each tier is to bring of them.
+    bool may_be_more = false;  // Behind what was left out, too, nothing is known not to be there.
   };
   // What to make of a block of which the tier does not know whether it is there. A match that is answered at once leaves it
   // out; one that has time tries it.
