@@ -97,11 +97,13 @@ class Below {
     std::vector<Promotion::Block> blocks;
     std::array<uint64_t, TierSet::kMost> bytes{};  // Indexed by slot: what each tier is to bring of them.
     std::shared_ptr<const TierView> tiers;         // These tiers have them.
+    bool may_be_more = false;  // With all that tiers do not know whether they have it, it would be longer.
   };
   // What to make of a block of which the tier does not know whether it is there. A match that is answered at once leaves it
   // out; one that has time tries it.
   enum class Unknown : uint8_t { kLeftOut, kTried };
-  // What is behind the first `tokens` tokens of a valid match. Of a group with a window it finds runs that go on from there.
+  // The longest prefix of a valid match that is resident or below, if it has more than `tokens` tokens, which are resident: of a group
+  // with a window its last one, of others all.
   Found Look(const v1::Match& match, uint64_t tokens, Unknown unknown) const;
   // What there is of one block, and what it would take to bring it up, or to compute it; for people. Empty: it is not below.
   std::string Describe(const BlockKey& key) const;

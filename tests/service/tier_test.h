@@ -26,7 +26,8 @@ class TierTest : public ServiceTest {
   static constexpr uint64_t kWaitMs = 60000;
 
   // A daemon on the folder, of one slab: 15 blocks, one of which is the engine's sink.
-  void Begin(TierWrite write = TierWrite::kEvict, uint32_t slabs = 1) {
+  void Begin(TierWrite write = TierWrite::kEvict, uint32_t slabs = 1) { Begin(OpenRequest(), write, slabs); }
+  void Begin(const v1::OpenSession& request, TierWrite write, uint32_t slabs) {
     auto file = FileTier::Open({.path = folder_.path(), .capacity_bytes = 1 << 20});
     ASSERT_TRUE(file.ok()) << file.status();
     auto faulty = std::make_shared<FaultyTier>(*std::move(file));
@@ -35,7 +36,7 @@ class TierTest : public ServiceTest {
     options_.tier_secret = std::string(32, 's');
     options_.low_watermark = options_.high_watermark = 0;
     StartDaemon(slabs);
-    engine_ = OpenEngine(OpenRequest());
+    engine_ = OpenEngine(request);
     Settle({engine_.get()});
   }
   void End() {
