@@ -48,6 +48,7 @@ DaemonSnapshot Daemon::Snapshot() {
     snapshot.events_logged = events.written;
     snapshot.events_lost = events.lost;
   }
+  snapshot.may_have_tiers = tiers_ != nullptr;
   if (tiers_ != nullptr) {
     for (const auto& [tier, state] : tiers_->list()) {
       snapshot.tiers.push_back({.name = std::string(tier->tier().name()),

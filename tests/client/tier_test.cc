@@ -281,9 +281,11 @@ TEST_F(ClientTierTest, AFolderGetsTheDaemonsSecretAndNoOthers) {
   std::ofstream(others + "/key") << std::string(32, 'o');
   for (const std::string& path : {others, others + "/key"})
     std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+  std::ofstream(others + "/7.slots.new") << "what is another's";
   attach.set_spec("file:" + others + ",capacity=64MiB");
   EXPECT_THAT(std::string(daemon->AttachTier(attach).status().message()),
               testing::HasSubstr("/others/key: it is another secret than the daemon's"));
+  EXPECT_TRUE(std::filesystem::exists(others + "/7.slots.new")) << "a refusal changes nothing";
   attach.set_spec("file:" + folder() + ",capacity=64MiB");
   ASSERT_TRUE(daemon->AttachTier(attach).ok());
   const auto text = [](const std::string& path) {
