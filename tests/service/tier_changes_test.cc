@@ -78,6 +78,14 @@ class TierChangesTest : public TierTest {
   }
   // The one that was attached in these words. Not null.
   std::shared_ptr<FaultyTier> Open(const std::string& spec) { return tiers_.at(spec).lock(); }
+  // As Fill. The mover may be copying what was in the block before it was leased, and throws that away: an engine is another
+  // process, of which the sanitizer would see nothing.
+  __attribute__((no_sanitize("thread"))) void FillAsEngine(uint64_t ref, const std::string& key) const {
+    volatile char* const to = At(ref);
+    const char* const from = key.data();
+    const size_t key_bytes = key.size();
+    for (uint64_t at = 0; at < kBlockBytes; ++at) to[at] = from[at % key_bytes];
+  }
   // A disk answers on threads of its own.
   static void AwaitHeld(FaultyTier* tier, size_t held) {
     while (tier->held() < held) std::this_thread::yield();
@@ -502,7 +510,7 @@ TEST_F(TierChangesTest, EnginesGoOnWhileTiersComeAndGo) {
         const v1::OperationResult lease = ask(LeaseOp(4, 4));
         const std::vector<uint64_t> blocks(lease.lease().blocks().begin(), lease.lease().blocks().end());
         if (blocks.empty()) continue;
-        for (size_t i = 0; i < blocks.size(); ++i) Fill(blocks[i], keys[i]);
+        for (size_t i = 0; i < blocks.size(); ++i) FillAsEngine(blocks[i], keys[i]);
         failed += ask(SealOp(blocks, keys)).code() != 0;
         // Blocks that leave at once are in no tier: they are held until the mover has come by, unless a tier has them already.
         const uint64_t before = counters().demoted;
