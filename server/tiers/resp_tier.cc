@@ -335,7 +335,10 @@ void RespTier::LoadPiece(const TaskRef& task, uint32_t piece) {
   RespRequest request = Request(task, RespRequest::Rank::kLoad, piece, &RespTier::OnLoaded);
   AppendRespCommand({"GET", absl::StrCat(task->stem, piece)}, &request.head);
   request.limits.bytes = kMostPieceBytes + kPieceHeaderBytes;
-  request.reply_bytes = PieceBytes(task->into->bytes(), piece) + kPieceHeaderBytes;
+  request.into = task->into->data() + piece * kMostPieceBytes;
+  request.into_bytes = PieceBytes(task->into->bytes(), piece);
+  request.kept = kPieceHeaderBytes;
+  request.reply_bytes = request.kept + request.into_bytes;
   router_.Send(std::move(request));
 }
 
@@ -346,10 +349,13 @@ void RespTier::OnLoaded(const TaskRef& task, uint32_t piece, const RespReply* re
     task->worst = Worse(task->worst, ResultOf(*reply));
   } else if (reply->kind == RespReply::Kind::kBytes) {
     task->came[piece] = true;
-    const auto header = CheckPiece(task->key, piece, reply->text);
+    // A long one is in its place, and summed.
+    const bool placed = reply->rest_bytes > 0;
+    const auto header = placed ? CheckPiece(task->key, piece, reply->text, reply->rest_bytes, reply->rest_crc)
+                               : CheckPiece(task->key, piece, reply->text);
     // A header of no pieces is that of a damaged one.
     task->headers[piece] = header.value_or(PieceHeader{});
-    if (header.has_value() && header->value_bytes == task->into->bytes()) {
+    if (!placed && header.has_value() && header->value_bytes == task->into->bytes()) {
       const std::string_view bytes = reply->text.substr(kPieceHeaderBytes);
       std::memcpy(task->into->data() + piece * kMostPieceBytes, bytes.data(), bytes.size());
     }
