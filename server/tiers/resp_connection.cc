@@ -87,7 +87,8 @@ RespLoop::RespLoop() : epoll_(epoll_create1(EPOLL_CLOEXEC)) {
   KVPOOL_CHECK(made, "no epoll or eventfd: errno %d", errno);
 }
 
-void RespLoop::Waker::Wake() const {
+void RespLoop::Waker::Wake() {
+  if (woken.exchange(true)) return;
   const uint64_t one = 1;
   // A counter that is full wakes as well.
   [[maybe_unused]] const ssize_t written = write(fd.get(), &one, sizeof(one));
@@ -108,6 +109,8 @@ void RespLoop::Wait(std::chrono::steady_clock::time_point until) {
     if (id == kWakerId) {
       uint64_t times;
       [[maybe_unused]] const ssize_t got = read(waker_->fd.get(), &times, sizeof(times));
+      // Whoever finds it true has left his work where it is looked for next.
+      waker_->woken = false;
       continue;
     }
     // One that came earlier may have closed it.

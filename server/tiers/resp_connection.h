@@ -89,7 +89,8 @@ class RespLoop {
   friend class RespConnection;
   struct Waker {
     UniqueFd fd;
-    void Wake() const;
+    std::atomic<bool> woken{false};  // Nobody needs to say it again.
+    void Wake();
   };
   UniqueFd epoll_;
   // Lookups of names may end after the loop.

@@ -276,6 +276,8 @@ void RespTier::Begin(const TaskRef& task) {
     task->believed = true;
     return Answer(task, TierResult::kDone);
   }
+  // The store said so a moment ago.
+  if (there == TierPresence::kNo) return Write(task);
   // Another node may have written it: to ask costs less than to write.
   RespRequest request = Request(task, RespRequest::Rank::kStore, 0, &RespTier::OnAsked);
   AppendRespCommand({"EXISTS", absl::StrCat(task->stem, 0)}, &request.head);
@@ -410,6 +412,10 @@ void RespTier::OnAsked(const TaskRef& task, uint32_t, const RespReply* reply) {
   if (reply->kind == RespReply::Kind::kError) return Answer(task, ResultOf(*reply));
   if (reply->kind != RespReply::Kind::kInteger) return Answer(task, TierResult::kFailed);
   if (reply->number > 0) return Answer(task, TierResult::kDone);
+  Write(task);
+}
+
+void RespTier::Write(const TaskRef& task) {
   task->written = MakePieceHeaders(task->key, *task->value);
   if (task->pieces == 1) return StorePiece(task, 0);
   task->unanswered = task->pieces - 1;

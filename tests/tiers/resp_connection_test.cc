@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/support/unique_fd.h"
 #include "server/tiers/crc32c.h"
+#include "tests/tiers/redis_server.h"
 #include "tests/tiers/tier_fixture.h"
 
 namespace kvpool {
@@ -44,10 +46,15 @@ class RespConnectionTest : public testing::Test {
     const int on = 1;
     ASSERT_EQ(setsockopt(node_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)), 0);
     Say("+PONG\r\n");
-    while (!connection_->ready()) Turn();
+    TurnUntil([&] { return connection_->ready(); });
   }
 
   void Turn() { loop_.Wait(std::chrono::steady_clock::now() + std::chrono::seconds(10)); }
+  void TurnUntil(const std::function<bool()>& holds) {
+    const auto end = std::chrono::steady_clock::now() + kTestLimit;
+    while (!holds() && std::chrono::steady_clock::now() < end) Turn();
+    ASSERT_TRUE(holds()) << connection_->why();
+  }
   void Say(std::string_view bytes) {
     ASSERT_EQ(send(node_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
               static_cast<ssize_t>(bytes.size()));
@@ -124,7 +131,7 @@ TEST_F(RespConnectionTest, HoweverTheBytesAreCut) {
       at += some;
       Turn();
     }
-    while (values_.size() < 5 && connection_->ready()) Turn();
+    TurnUntil([&] { return values_.size() == 5; });
     ASSERT_THAT(values_, ElementsAre(large, small, "none", large, "none"));
     EXPECT_THAT(kept_[0] + kept_[1] + kept_[3], kHead + kHead + kHead);
   }
@@ -142,7 +149,7 @@ TEST_F(RespConnectionTest, NothingIsWrittenOnceItIsOver) {
   std::fill(first->into.begin(), first->into.end(), '!');
   Say(std::string_view(reply).substr(100'000));
   Say(reply);
-  while (values_.size() < 2) Turn();
+  TurnUntil([&] { return values_.size() == 2; });
   EXPECT_EQ(first->into, std::string(kBytes, '!'));
   EXPECT_THAT(values_, ElementsAre("over", value));
 }
@@ -155,7 +162,7 @@ TEST_F(RespConnectionTest, AStringOfAnotherLengthIsNotPlaced) {
       Say(std::string_view(reply).substr(at, 50'000));
       Turn();
     }
-    while (values_.empty()) Turn();
+    TurnUntil([&] { return !values_.empty(); });
     EXPECT_EQ(values_[0], BytesOf(1, bytes));
     EXPECT_EQ(wanted->into, std::string(100'000, '.'));
     values_.clear();
@@ -169,7 +176,7 @@ TEST_F(RespConnectionTest, ALengthThatIsWrittenInAnotherWayIsOne) {
   Say(absl::StrCat("$000100032\r\n", kHead, value.substr(0, 40'000)));
   Turn();
   Say(value.substr(40'000) + "\r\n");
-  while (values_.empty()) Turn();
+  TurnUntil([&] { return !values_.empty(); });
   EXPECT_EQ(values_[0], value);
   EXPECT_EQ(placed_, 1);
 }
@@ -179,7 +186,7 @@ TEST_F(RespConnectionTest, APlacedStringThatDoesNotEndClosesIt) {
   Say(absl::StrCat("$100032\r\n", kHead, std::string(40'000, 'x')));
   Turn();
   Say(std::string(60'000, 'x') + "x\n");
-  while (connection_->ready()) Turn();
+  TurnUntil([&] { return !connection_->ready(); });
   EXPECT_EQ(connection_->why(), "it replies with what is no reply");
   EXPECT_TRUE(values_.empty());
   EXPECT_EQ(connection_->TakeLost().size(), 1);
