@@ -8,7 +8,6 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -47,10 +46,10 @@ constexpr uint64_t kSizes[] = {64 << 10, 256 << 10, 1 << 20, 4 << 20};
 constexpr uint64_t kJudgedFrom = 1 << 20;
 constexpr double kLeastRatio = .8;
 // The first one warms both up, and does not count.
-constexpr int kRounds = 6;
+constexpr uint32_t kRounds = 10;
 constexpr uint64_t kRoundBytes = 512 << 20;
-constexpr uint32_t kUnderWay = 16;
-constexpr int kThreads = 4, kConnections = 4;
+constexpr uint32_t kThreads = 4;
+constexpr uint32_t kConnections = 4, kPipeline = 4;
 constexpr char kInstall[] = " is not installed: deploy/install_deps.sh test installs it";
 
 struct Measured {
@@ -87,8 +86,9 @@ std::string SizeText(uint64_t bytes) {
 // So many values under way, each in a buffer of its own. The next value of a buffer is asked for when the last one is answered.
 class Flow {
  public:
-  Flow(Tier* tier, uint64_t value_bytes) : tier_(*tier), value_bytes_(value_bytes) {
-    for (uint32_t i = 0; i < kUnderWay; ++i) {
+  Flow(Tier* tier, uint64_t value_bytes, uint32_t under_way)
+      : tier_(*tier), value_bytes_(value_bytes), under_way_(under_way) {
+    for (uint32_t i = 0; i < under_way; ++i) {
       values_.push_back(ValueOf(i, value_bytes));
       into_.push_back(BufferStock(0).Take(value_bytes));
       std::memset(into_.back()->data(), 0, value_bytes);
@@ -97,15 +97,15 @@ class Flow {
 
   Measured Store(absl::Span<const uint32_t> numbers) {
     return Run(numbers, [this](uint32_t number, Tier::Done done) {
-      tier_.Store({{KeyOf(number), values_[number % kUnderWay]}}, std::move(done));
+      tier_.Store({{KeyOf(number), values_[number % under_way_]}}, std::move(done));
     });
   }
 
   Measured Load(absl::Span<const uint32_t> numbers) {
     const Measured measured = Run(numbers, [this](uint32_t number, Tier::Done done) {
-      tier_.Load({{KeyOf(number), into_[number % kUnderWay]}}, Tier::Deadline::max(), std::move(done));
+      tier_.Load({{KeyOf(number), into_[number % under_way_]}}, Tier::Deadline::max(), std::move(done));
     });
-    for (uint32_t i = 0; i < kUnderWay; ++i) {
+    for (uint32_t i = 0; i < under_way_; ++i) {
       KVPOOL_CHECK(std::memcmp(values_[i]->data(), into_[i]->data(), value_bytes_) == 0,
                    "%s: another value was loaded than was stored", std::string(tier_.name()).c_str());
     }
@@ -116,11 +116,11 @@ class Flow {
   using Ask = std::function<void(uint32_t number, Tier::Done done)>;
 
   Measured Run(absl::Span<const uint32_t> numbers, const Ask& ask) {
-    std::array<std::vector<uint32_t>, kUnderWay> left;
-    for (const uint32_t number : numbers) left[number % kUnderWay].push_back(number);
+    std::vector<std::vector<uint32_t>> left(under_way_);
+    for (const uint32_t number : numbers) left[number % under_way_].push_back(number);
     Mutex mu;
     CondVar over;
-    uint32_t flows = kUnderWay;
+    uint32_t flows = under_way_;
     std::function<void(uint32_t)> next = [&](uint32_t flow) {
       if (left[flow].empty()) {
         MutexLock lock(&mu);
@@ -138,7 +138,7 @@ class Flow {
     for (std::vector<uint32_t>& flow : left) std::reverse(flow.begin(), flow.end());
     const double cpu = CpuSeconds(RUSAGE_SELF);
     const auto begin = Clock::now();
-    for (uint32_t flow = 0; flow < kUnderWay; ++flow) next(flow);
+    for (uint32_t flow = 0; flow < under_way_; ++flow) next(flow);
     {
       MutexLock lock(&mu);
       while (flows > 0) over.Wait(&mu);
@@ -152,6 +152,7 @@ class Flow {
 
   Tier& tier_;
   const uint64_t value_bytes_;
+  const uint32_t under_way_;
   std::vector<std::shared_ptr<TierBuffer>> values_, into_;
 };
 
@@ -212,10 +213,9 @@ void NoteMachine(Figures* figures) {
   for (int i = 0; i < kTimes; ++i) crc = Crc32c(value->data(), value->bytes(), crc);
   const std::chrono::duration<double> took = Clock::now() - begin;
   figures->Note(
-      absl::StrFormat("load average %.2f before it; %u values under way; rounds of %u MiB, of which %d "
-                      "count, turn about; CRC-32C alone %.1f GB/s "
-                      "(sum %08x)",
-                      load[0], kUnderWay, kRoundBytes >> 20, kRounds - 1,
+      absl::StrFormat("load average %.2f before it; rounds of %u MiB, of which %u count, turn about; CRC-32C "
+                      "alone %.1f GB/s (sum %08x)",
+                      load[0], kRoundBytes >> 20, kRounds - 1,
                       static_cast<double>(value->bytes() * kTimes) * 1e-9 / took.count(), crc));
 }
 
@@ -262,20 +262,17 @@ std::unique_ptr<FileTier> OpenFileTier(const std::string& folder) {
 void BenchFiles(const std::string& parent, uint64_t value_bytes, Figures* figures) {
   const auto count = static_cast<uint32_t>(kRoundBytes / value_bytes);
   Pairs fresh{.name = "file, store"}, over{.name = "file, store over others"}, load{.name = "file, load"};
-  for (int round = 0; round < kRounds; ++round) {
-    {
-      const RoundFolder folder(parent);
-      const std::unique_ptr<FileTier> tier = OpenFileTier(folder.path() + "/tier");
-      Flow flow(tier.get(), value_bytes);
-      fresh.tier.push_back(flow.Store(Numbers(count)));
-      // Each takes the place of an earlier one.
-      over.tier.push_back(flow.Store(Numbers(count, count)));
-      load.tier.push_back(flow.Load(Known(tier.get(), Numbers(count, count))));
-    }
-    const RoundFolder folder(parent);
-    fresh.yardstick.push_back(Fio(folder.path(), "write", value_bytes));
-    over.yardstick.push_back(Fio(folder.path(), "write", value_bytes));
-    load.yardstick.push_back(Fio(folder.path(), "read", value_bytes));
+  for (uint32_t round = 0; round < kRounds; ++round) {
+    const RoundFolder folder(parent), other(parent);
+    const std::unique_ptr<FileTier> tier = OpenFileTier(folder.path() + "/tier");
+    Flow flow(tier.get(), value_bytes, kThreads);
+    fresh.tier.push_back(flow.Store(Numbers(count)));
+    fresh.yardstick.push_back(Fio(other.path(), "write", value_bytes));
+    // Each takes the place of an earlier one.
+    over.tier.push_back(flow.Store(Numbers(count, count)));
+    over.yardstick.push_back(Fio(other.path(), "write", value_bytes));
+    load.tier.push_back(flow.Load(Known(tier.get(), Numbers(count, count))));
+    load.yardstick.push_back(Fio(other.path(), "read", value_bytes));
   }
   for (const Pairs* const pairs : {&fresh, &over, &load}) Report(*pairs, value_bytes, "fio", figures);
 }
@@ -290,7 +287,8 @@ void BenchFileTier(Figures* figures) {
       return figures->Skip("file",
                            absl::StrCat(parent, " takes no O_DIRECT; --tier-path names another folder"));
   }
-  figures->Note(absl::StrCat("files in ", parent, ", ", kThreads, " threads, O_DIRECT, no sync; fio: psync"));
+  figures->Note(absl::StrCat("files in ", parent, ", ", kThreads,
+                             " threads and as many values under way, O_DIRECT, no sync; fio: psync"));
   for (const uint64_t bytes : kSizes) BenchFiles(parent, bytes, figures);
 }
 
@@ -301,8 +299,8 @@ Measured RedisBenchmark(const RedisServer& server, uint64_t value_bytes, uint32_
   // Of the processes of the bench no other ends meanwhile.
   const double cpu = CpuSeconds(RUSAGE_CHILDREN);
   const std::string output =
-      OutputOf(absl::StrCat("redis-benchmark -p ", server.port(), " -c ", kConnections, " -P ",
-                            kUnderWay / kConnections, " -d ", value_bytes, " -n ", count, " --csv ", test));
+      OutputOf(absl::StrCat("redis-benchmark -p ", server.port(), " -c ", kConnections, " -P ", kPipeline,
+                            " -d ", value_bytes, " -n ", count, " --csv ", test));
   const double used = CpuSeconds(RUSAGE_CHILDREN) - cpu;
   const std::vector<std::string> lines = absl::StrSplit(output, '\n');
   const std::vector<std::string> fields = absl::StrSplit(lines.size() < 2 ? "" : lines[1], ',');
@@ -318,25 +316,28 @@ void BenchRedis(uint64_t value_bytes, Figures* figures) {
   const auto count = static_cast<uint32_t>(kRoundBytes / value_bytes);
   const RedisServer server;
   const auto empty = [&] { KVPOOL_CHECK(server.Command({"FLUSHALL", "SYNC"}) == "OK", "no FLUSHALL"); };
+  auto tier = RespTier::Open({.endpoint = server.endpoint(), .connections = kConnections});
+  KVPOOL_CHECK(tier.ok(), "%s", tier.status().ToString().c_str());
+  Flow flow(tier->get(), value_bytes, kConnections * kPipeline);
   Pairs store{.name = "resp, store"}, load{.name = "resp, load"};
-  for (int round = 0; round < kRounds; ++round) {
+  for (uint32_t round = 0; round < kRounds; ++round) {
     empty();
-    {
-      auto tier = RespTier::Open({.endpoint = server.endpoint(), .connections = kConnections});
-      KVPOOL_CHECK(tier.ok(), "%s", tier.status().ToString().c_str());
-      Flow flow(tier->get(), value_bytes);
-      store.tier.push_back(flow.Store(Numbers(count)));
-      load.tier.push_back(flow.Load(Numbers(count)));
-    }
+    // What it has stored before is not stored again.
+    store.tier.push_back(flow.Store(Numbers(count, round * count)));
     empty();
     // Of so many keys hardly one comes twice.
     store.yardstick.push_back(RedisBenchmark(server, value_bytes, count, "-r 1000000000 -t set"));
-    empty();
-    const std::string filled = server.Command({"EVAL",
-                                               "for i = 0, ARGV[1] - 1 do redis.call('SET', "
-                                               "string.format('key:%012d', i), string.rep('x', ARGV[2])) end",
-                                               "0", absl::StrCat(count), absl::StrCat(value_bytes)});
-    KVPOOL_CHECK(filled == "(nil)", "redis says %s", filled.c_str());
+  }
+  empty();
+  const std::vector<uint32_t> numbers = Numbers(count, kRounds * count);
+  flow.Store(numbers);
+  const std::string filled = server.Command({"EVAL",
+                                             "for i = 0, ARGV[1] - 1 do redis.call('SET', "
+                                             "string.format('key:%012d', i), string.rep('x', ARGV[2])) end",
+                                             "0", absl::StrCat(count), absl::StrCat(value_bytes)});
+  KVPOOL_CHECK(filled == "(nil)", "redis says %s", filled.c_str());
+  for (uint32_t round = 0; round < kRounds; ++round) {
+    load.tier.push_back(flow.Load(numbers));
     load.yardstick.push_back(
         RedisBenchmark(server, value_bytes, count, absl::StrCat("-r ", count, " GET key:__rand_int__")));
   }
@@ -348,7 +349,7 @@ void BenchRespTier(Figures* figures) {
   if (RedisServer::Program().empty() || !Installed("redis-benchmark"))
     return figures->Skip("resp", absl::StrCat("redis-tools", kInstall));
   figures->Note(absl::StrCat("a Redis on this machine, ", kConnections, " connections; redis-benchmark has ",
-                             kUnderWay / kConnections, " requests on each"));
+                             kPipeline, " requests on each, and the tier as many values under way"));
   for (const uint64_t bytes : kSizes) BenchRedis(bytes, figures);
 }
 
