@@ -185,7 +185,8 @@ void AddDaemonFlags(CommandLine* line, Flags* flags) {
   flags->Add(
       "tier-key-file", &line->settings.tier_key_file,
       "file with the secret, 32 bytes or more, that keys in tiers are derived from; empty: one is made in "
-      "the file tier's folder, or in --state-dir. Nodes that share a tier have the same one");
+      "the file tier's folder, or in --state-dir. Nodes that share a tier have the same one. Without --tier "
+      "it lets operators attach tiers later");
   AddSize("tier-buffer", &daemon.tier_buffer_bytes, kLeastTierBuffer,
           "memory for copies on their way to the tier, and again as much for those from it; with a GPU it is "
           "page-locked, and taken at the start",
@@ -420,16 +421,8 @@ absl::Status Finish(const CommandLine& line, Settings* settings) {
     ASSIGN_OR_RETURN(settings->tiers.emplace_back(), ParseTierOptions(text));
   }
   RETURN_IF_ERROR(CheckTogether(settings->tiers));
-  if (settings->tiers.empty() && !settings->tier_key_file.empty()) {
-    return BadFlag("tier-key-file", settings->tier_key_file, "is for --tier");
-  }
-  const bool shared = std::any_of(settings->tiers.begin(), settings->tiers.end(),
-                                  [](const TierOptions& tier) { return IsShared(tier.kind); });
-  if (shared && settings->tier_key_file.empty()) {
-    return BadFlag("tier-key-file", "",
-                   "must name a file with the secret that all nodes of --tier=resp:... or s3:... have: 32 to "
-                   "4096 bytes");
-  }
+  for (const TierOptions& tier : settings->tiers)
+    RETURN_IF_ERROR(CheckTierKeyFile(tier, settings->tier_key_file));
   settings->shutdown_grace = absl::ToChronoMilliseconds(line.shutdown_grace);
   settings->tier_flush = absl::ToChronoMilliseconds(line.tier_flush);
   return ReadDaemonOptions(line, &settings->daemon);

@@ -304,10 +304,8 @@ absl::string_view NameOf(TierKind kind) {
   return "";
 }
 
-}  // namespace
-
-absl::StatusOr<TierOptions> ParseTierOptions(std::string_view text) {
-  absl::string_view place(text.data(), text.size());
+absl::StatusOr<TierOptions> ParseKind(absl::string_view text) {
+  absl::string_view place = text;
   // All of it is named.
   const bool host = absl::ConsumePrefix(&place, "host:");
   const std::vector<absl::string_view> words = absl::StrSplit(place, ',');
@@ -325,6 +323,16 @@ absl::StatusOr<TierOptions> ParseTierOptions(std::string_view text) {
   return Wrong(absl::StrCat("\"", words[0], "\" begins with none of host:, file:, resp: and s3:"));
 }
 
+std::string KeyFileOf(const std::string& folder) { return folder + "/key"; }
+
+}  // namespace
+
+absl::StatusOr<TierOptions> ParseTierOptions(std::string_view text) {
+  ASSIGN_OR_RETURN(TierOptions options, ParseKind({text.data(), text.size()}));
+  options.text = std::string(text);
+  return options;
+}
+
 absl::Status CheckTogether(const std::vector<TierOptions>& tiers) {
   if (tiers.size() > TierSet::kMost) {
     return absl::InvalidArgumentError(
@@ -340,19 +348,37 @@ absl::Status CheckTogether(const std::vector<TierOptions>& tiers) {
   return absl::OkStatus();
 }
 
-absl::Status CheckHostMemory(const std::vector<TierOptions>& tiers, const OpenedDevices& opened) {
+absl::Status CheckTierKeyFile(const TierOptions& tier, const std::string& key_file) {
+  const bool shared = tier.kind == TierKind::kResp || tier.kind == TierKind::kS3;
+  if (!shared || !key_file.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "--tier-key-file=: must name a file with the secret that all nodes of --tier=resp:... or s3:... have: "
+      "32 to "
+      "4096 bytes");
+}
+
+uint64_t ServedHostBytes(const OpenedDevices& opened) {
   uint64_t served = 0;
   for (size_t i = 0; i < opened.devices.size(); ++i) {
     if (opened.devices[i]->uuid_bytes().empty()) served += opened.capacity_bytes[i];
   }
+  return served;
+}
+
+absl::Status CheckHostMemory(const TierOptions& tier, uint64_t served_bytes) {
   const MemoryLimit memory = UsableMemory();
-  for (const TierOptions& tier : tiers) {
-    if (tier.kind != TierKind::kHost || tier.capacity_bytes <= memory.bytes - std::min(served, memory.bytes))
-      continue;
-    return absl::InvalidArgumentError(absl::StrCat("--tier: host: capacity is ", tier.capacity_bytes,
-                                                   " bytes, beside ", served, " of --capacity; there are ",
-                                                   memory.bytes, " (", memory.source, ")"));
+  if (tier.kind != TierKind::kHost ||
+      tier.capacity_bytes <= memory.bytes - std::min(served_bytes, memory.bytes)) {
+    return absl::OkStatus();
   }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--tier: host: capacity is ", tier.capacity_bytes, " bytes, beside ", served_bytes,
+                   " of --capacity; there are ", memory.bytes, " (", memory.source, ")"));
+}
+
+absl::Status CheckHostMemory(const std::vector<TierOptions>& tiers, const OpenedDevices& opened) {
+  const uint64_t served = ServedHostBytes(opened);
+  for (const TierOptions& tier : tiers) RETURN_IF_ERROR(CheckHostMemory(tier, served));
   return absl::OkStatus();
 }
 
@@ -362,12 +388,25 @@ absl::StatusOr<OpenedTiers> OpenTiers(const std::vector<TierOptions>& tiers, con
   std::string own_file = state_dir + "/tier-key";
   for (const TierOptions& options : tiers) {
     ASSIGN_OR_RETURN(std::shared_ptr<Tier> tier, OpenTier(options));
-    opened.members.push_back({std::move(tier), options.rule});
-    if (options.kind == TierKind::kFile) own_file = options.path + "/key";
+    opened.members.push_back({.tier = std::move(tier), .rule = options.rule, .spec = options.text});
+    if (options.kind == TierKind::kFile) own_file = KeyFileOf(options.path);
   }
   ASSIGN_OR_RETURN(opened.secret, key_file.empty() ? ReadOrMakeTierSecret("tier", own_file)
                                                    : ReadTierSecret("tier-key-file", key_file));
   return opened;
+}
+
+absl::StatusOr<NamedTier> NameTier(const TierSite& site, const std::string& text) {
+  ASSIGN_OR_RETURN(const TierOptions options, ParseTierOptions(text));
+  RETURN_IF_ERROR(CheckTierKeyFile(options, site.key_file));
+  RETURN_IF_ERROR(CheckHostMemory(options, site.served_host_bytes));
+  const absl::string_view name = NameOf(options.kind);
+  return NamedTier{.name = std::string(name), .open = [site, options]() -> absl::StatusOr<TierMember> {
+                     ASSIGN_OR_RETURN(std::shared_ptr<Tier> tier, OpenTier(options));
+                     if (options.kind == TierKind::kFile && site.key_file.empty())
+                       RETURN_IF_ERROR(KeepTierSecret("tier", KeyFileOf(options.path), site.secret));
+                     return TierMember{.tier = std::move(tier), .rule = options.rule, .spec = options.text};
+                   }};
 }
 
 }  // namespace kvpool
