@@ -162,6 +162,14 @@ struct Pairs {
   std::vector<Measured> tier, yardstick;
 };
 
+// Who is the second may pay for what the first one left to the system: they take turns.
+void Measure(uint32_t round, Pairs* pairs, const std::function<Measured()>& tier,
+             const std::function<Measured()>& yardstick) {
+  if (round % 2 == 0) pairs->tier.push_back(tier());
+  pairs->yardstick.push_back(yardstick());
+  if (round % 2 != 0) pairs->tier.push_back(tier());
+}
+
 double Median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
@@ -266,13 +274,16 @@ void BenchFiles(const std::string& parent, uint64_t value_bytes, Figures* figure
     const RoundFolder folder(parent), other(parent);
     const std::unique_ptr<FileTier> tier = OpenFileTier(folder.path() + "/tier");
     Flow flow(tier.get(), value_bytes, kThreads);
-    fresh.tier.push_back(flow.Store(Numbers(count)));
-    fresh.yardstick.push_back(Fio(other.path(), "write", value_bytes));
+    const auto write = [&] { return Fio(other.path(), "write", value_bytes); };
+    Measure(
+        round, &fresh, [&] { return flow.Store(Numbers(count)); }, write);
     // Each takes the place of an earlier one.
-    over.tier.push_back(flow.Store(Numbers(count, count)));
-    over.yardstick.push_back(Fio(other.path(), "write", value_bytes));
-    load.tier.push_back(flow.Load(Known(tier.get(), Numbers(count, count))));
-    load.yardstick.push_back(Fio(other.path(), "read", value_bytes));
+    Measure(
+        round, &over, [&] { return flow.Store(Numbers(count, count)); }, write);
+    const std::vector<uint32_t> there = Known(tier.get(), Numbers(count, count));
+    Measure(
+        round, &load, [&] { return flow.Load(there); },
+        [&] { return Fio(other.path(), "read", value_bytes); });
   }
   for (const Pairs* const pairs : {&fresh, &over, &load}) Report(*pairs, value_bytes, "fio", figures);
 }
@@ -321,12 +332,18 @@ void BenchRedis(uint64_t value_bytes, Figures* figures) {
   Flow flow(tier->get(), value_bytes, kConnections * kPipeline);
   Pairs store{.name = "resp, store"}, load{.name = "resp, load"};
   for (uint32_t round = 0; round < kRounds; ++round) {
-    empty();
-    // What it has stored before is not stored again.
-    store.tier.push_back(flow.Store(Numbers(count, round * count)));
-    empty();
-    // Of so many keys hardly one comes twice.
-    store.yardstick.push_back(RedisBenchmark(server, value_bytes, count, "-r 1000000000 -t set"));
+    Measure(
+        round, &store,
+        [&] {
+          empty();
+          // What it has stored before is not stored again.
+          return flow.Store(Numbers(count, round * count));
+        },
+        [&] {
+          empty();
+          // Of so many keys hardly one comes twice.
+          return RedisBenchmark(server, value_bytes, count, "-r 1000000000 -t set");
+        });
   }
   empty();
   const std::vector<uint32_t> numbers = Numbers(count, kRounds * count);
@@ -337,9 +354,12 @@ void BenchRedis(uint64_t value_bytes, Figures* figures) {
                                              "0", absl::StrCat(count), absl::StrCat(value_bytes)});
   KVPOOL_CHECK(filled == "(nil)", "redis says %s", filled.c_str());
   for (uint32_t round = 0; round < kRounds; ++round) {
-    load.tier.push_back(flow.Load(numbers));
-    load.yardstick.push_back(
-        RedisBenchmark(server, value_bytes, count, absl::StrCat("-r ", count, " GET key:__rand_int__")));
+    Measure(
+        round, &load, [&] { return flow.Load(numbers); },
+        [&] {
+          return RedisBenchmark(server, value_bytes, count,
+                                absl::StrCat("-r ", count, " GET key:__rand_int__"));
+        });
   }
   Report(store, value_bytes, "redis-benchmark", figures);
   Report(load, value_bytes, "redis-benchmark", figures);
