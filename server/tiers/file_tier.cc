@@ -79,7 +79,8 @@ absl::StatusOr<std::unique_ptr<FileTier>> FileTier::Open(const Options& options)
   ASSIGN_OR_RETURN(FileLock lock, FileLock::Take(options.path + "/lock"));
   std::unique_ptr<FileTier> tier(new FileTier(options, std::move(lock)));
   RETURN_IF_ERROR(tier->Recover());
-  for (int i = 0; i < options.threads; ++i) tier->threads_.push_back(NamedThread("file-tier", [t = tier.get()] { t->Work(); }));
+  for (int i = 0; i < options.threads; ++i)
+    tier->threads_.push_back(NamedThread("file-tier", [t = tier.get()] { t->Work(); }));
   return tier;
 }
 
