@@ -1,8 +1,8 @@
 // Memory below the pool: slower, larger, and it may outlive the daemon. tests/tiers/contract_test.cc holds every tier to this.
 //
 //   A value is whole or it is a miss: what Load fills a buffer with are the bytes that Store was given under this key, or
-//   the result is not kDone. A value may be gone at any time. Storing a key that is there changes nothing: one key, one
-//   content (tier_key.h).
+//   the result is not kDone. A value may be gone at any time. Storing a key that is there changes nothing, unless that is asked
+//   for: one key, one content (tier_key.h).
 //
 // All is asynchronous, each value of a batch by itself and in any order. Every value is answered exactly once, on a
 // thread of the tier or of the caller. A tier keeps the buffers that it was given until it has answered: whoever does not wait
@@ -59,6 +59,8 @@ struct TierLoad {
 struct TierStore {
   TierKey key;
   std::shared_ptr<const TierBuffer> value;
+  // What is there under this key is of no use to anybody and gives way, unless it is being written at this moment.
+  bool replaces = false;
 };
 
 // What was counted since it was opened, and what it has. Nothing but uint64_t: see server/base/counters.h.

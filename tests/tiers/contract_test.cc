@@ -113,6 +113,24 @@ TEST_P(TierContract, OneKeyOneContent) {
   EXPECT_EQ(Load(tier_.get(), {1, 1, 1}).right, 3);
 }
 
+TEST_P(TierContract, WhatIsOfNoUseGivesWayWhereThatIsAskedFor) {
+  const auto store = [&](uint32_t content, bool replaces) {
+    TierResult answer = TierResult::kMiss;
+    tier_->Store({{.key = KeyOf(1), .value = ValueOf(content), .replaces = replaces}},
+                 [&](size_t, TierResult result) { answer = result; });
+    tier_->Drain();
+    return answer;
+  };
+  EXPECT_EQ(store(2, /*replaces=*/true), TierResult::kDone) << "there may be nothing yet";
+  EXPECT_EQ(Load(tier_.get(), {1}).wrong, 1);
+  EXPECT_EQ(store(1, /*replaces=*/false), TierResult::kDone);
+  EXPECT_EQ(Load(tier_.get(), {1}).wrong, 1) << "one key, one content";
+  EXPECT_EQ(store(1, /*replaces=*/true), TierResult::kDone);
+  EXPECT_EQ(Load(tier_.get(), {1}).right, 1);
+  EXPECT_EQ(tier_->usage().values, 1);
+  EXPECT_EQ(tier_->CountOf(OwnerOf(1)).value_or(99), 1);
+}
+
 TEST_P(TierContract, ALoadPastItsDeadlineIsLate) {
   Store(tier_.get(), {1});
   EXPECT_THAT(Load(tier_.get(), {1}, kValueBytes, Tier::Deadline::min()).results,
