@@ -186,7 +186,10 @@ absl::Status Kvpoold::Open(const Settings& settings) {
   options.device_capacity_bytes = std::move(opened.capacity_bytes);
   if (!settings.tiers.empty()) {
     ASSIGN_OR_RETURN(OpenedTiers tiers,
-                     OpenTiers(settings.tiers, settings.tier_key_file, settings.state_dir));
+                     OpenTiers(settings.tiers, {.key_file = settings.tier_key_file,
+                                                .encryption_keys = settings.tier_encryption_keys,
+                                                .state_dir = settings.state_dir,
+                                                .buffer_bytes = options.tier_buffer_bytes}));
     for (const TierMember& member : tiers.members) {
       LogInfo("tier", {{"tier", member.tier->name()},
                        {"what", member.tier->describe()},

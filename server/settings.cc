@@ -186,9 +186,14 @@ void AddDaemonFlags(CommandLine* line, Flags* flags) {
       "tier-key-file", &line->settings.tier_key_file,
       "file with the secret, 32 bytes or more, that keys in tiers are derived from; empty: one is made in "
       "the file tier's folder, or in --state-dir. Nodes that share a tier have the same one");
+  flags->Add(
+      "tier-encryption-keys", &line->settings.tier_encryption_keys,
+      "file of lines TENANT KEY: values in file:, resp: and s3: are encrypted with AES-256-GCM. KEY is 64 "
+      "hexadecimal digits; a tenant's first line writes, the others read; TENANT * is for all that no "
+      "line names. The file may change at any time; empty: values lie as they are");
   AddSize("tier-buffer", &daemon.tier_buffer_bytes, kLeastTierBuffer,
           "memory for copies on their way to the tier, and again as much for those from it; with a GPU it is "
-          "page-locked, and taken at the start",
+          "page-locked, and taken at the start. Each tier that encrypts takes as much besides at most",
           flags);
   flags->Add("tier-flush", &line->tier_flush, {.min = absl::ZeroDuration(), .max = absl::Hours(1)},
              "on SIGTERM, after the grace, copy so long to the tier what is not there yet");
@@ -422,6 +427,12 @@ absl::Status Finish(const CommandLine& line, Settings* settings) {
   RETURN_IF_ERROR(CheckTogether(settings->tiers));
   if (settings->tiers.empty() && !settings->tier_key_file.empty()) {
     return BadFlag("tier-key-file", settings->tier_key_file, "is for --tier");
+  }
+  const bool lasts = std::any_of(settings->tiers.begin(), settings->tiers.end(),
+                                 [](const TierOptions& tier) { return tier.kind != TierKind::kHost; });
+  if (!lasts && !settings->tier_encryption_keys.empty()) {
+    return BadFlag("tier-encryption-keys", settings->tier_encryption_keys,
+                   "is for --tier=file:..., resp:... or s3:...: host memory is gone with the daemon");
   }
   const bool shared = std::any_of(settings->tiers.begin(), settings->tiers.end(),
                                   [](const TierOptions& tier) { return IsShared(tier.kind); });

@@ -54,9 +54,16 @@ struct OpenedTiers {
   std::vector<TierMember> members;
   std::string secret;
 };
-// Without `key_file` the secret is in the folder of a file tier, or in `state_dir`. Errors begin with the flag's name.
-absl::StatusOr<OpenedTiers> OpenTiers(const std::vector<TierOptions>& tiers, const std::string& key_file,
-                                      const std::string& state_dir);
+// What all of them have in common.
+struct TierSettings {
+  std::string key_file;  // Empty: the secret is in the folder of a file tier, or in `state_dir`.
+  std::string
+      encryption_keys;  // File of the keys that what outlives the daemon is sealed with; empty: it is not.
+  std::string state_dir;
+  uint64_t buffer_bytes = 0;  // A tier that seals has so much of its own each way, as the daemon has for all.
+};
+// Errors begin with the flag's name.
+absl::StatusOr<OpenedTiers> OpenTiers(const std::vector<TierOptions>& tiers, const TierSettings& settings);
 
 }  // namespace kvpool
 

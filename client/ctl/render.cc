@@ -233,10 +233,11 @@ std::string RenderTiers(const v1::ListTiersResponse& tiers) {
     absl::StrAppend(
         &counts,
         absl::StrFormat("%-7s %s stored, %s loaded, %s evicted, %s missed, %s corrupt, %s late, "
-                        "%s full, %s failed\n",
+                        "%s full, %s failed, %s without a key\n",
                         Printable(tier.tier()) + ":", HumanCount(tier.stored()), HumanCount(tier.loaded()),
                         HumanCount(tier.evicted()), HumanCount(tier.missed()), HumanCount(tier.corrupt()),
-                        HumanCount(tier.late()), HumanCount(tier.full()), HumanCount(tier.failed())));
+                        HumanCount(tier.late()), HumanCount(tier.full()), HumanCount(tier.failed()),
+                        HumanCount(tier.no_key())));
     if (tier.nodes() > 0) {
       absl::StrAppend(&counts, "        ", HumanCount(tier.nodes(), "node"), ", ",
                       HumanCount(tier.nodes_down()),

@@ -67,6 +67,7 @@ struct TierStore {
 struct TierCounters {
   uint64_t stored = 0, stored_bytes = 0, loaded = 0, loaded_bytes = 0;
   uint64_t evicted = 0, missed = 0, corrupt = 0, late = 0, full = 0, failed = 0;
+  uint64_t no_key = 0;  // Those of which nobody has the key: misses, and values that were not taken.
 
   // The answer to a load or a store of a value.
   void Count(bool load, uint64_t value_bytes, TierResult result);

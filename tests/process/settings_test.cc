@@ -218,6 +218,18 @@ TEST(SettingsTest, ThereMayBeATierOfEachKind) {
               HasSubstr("capacity is 1 bytes; must be at least"));
 }
 
+TEST(SettingsTest, KeysThatEncryptAreForATierThatLasts) {
+  const std::string keys = "--tier-encryption-keys=/e";
+  const auto settings = ParseSettings({"--tier=host:capacity=1GiB", "--tier=file:/kv,capacity=4GiB", keys});
+  ASSERT_TRUE(settings.ok()) << settings.status();
+  EXPECT_EQ(settings->tier_encryption_keys, "/e");
+  const std::string why =
+      "--tier-encryption-keys=/e: is for --tier=file:..., resp:... or s3:...: host memory is gone with the "
+      "daemon";
+  EXPECT_EQ(Error(ParseSettings({keys})), why);
+  EXPECT_EQ(Error(ParseSettings({"--tier=host:capacity=1GiB", keys})), why);
+}
+
 TEST(SettingsTest, ATierIsAServerThatNodesShare) {
   const std::string key = "--tier-key-file=/k";
   const auto least = ParseSettings({"--tier=resp:kv.example:6379", key});

@@ -10,6 +10,7 @@
 #include "server/tiers/file_tier.h"
 #include "server/tiers/host_tier.h"
 #include "tests/tiers/faulty_tier.h"
+#include "tests/tiers/key_fixture.h"
 #include "tests/tiers/redis_server.h"
 #include "tests/tiers/s3_server.h"
 #include "tests/tiers/tier_fixture.h"
@@ -49,6 +50,12 @@ std::unique_ptr<Tier> OpenInBucket(const std::string&) {
   if (S3Server::Program().empty()) return nullptr;
   static S3Server server;
   return OpenS3(S3Options(server));
+}
+
+// Seals with one key of all tenants.
+std::unique_ptr<Tier> SealedOver(std::unique_ptr<Tier> tier) {
+  static const KeyFileFixture keys("* " + KeyDigits('a'));
+  return tier == nullptr ? nullptr : SealTier(std::move(tier), keys);
 }
 
 class TierContract : public testing::TestWithParam<Kind> {
@@ -235,10 +242,20 @@ const Kind kFaulty{"Faulty", "",
                    [](const std::string& folder) { return std::make_unique<FaultyTier>(OpenFile(folder)); }};
 const Kind kResp{"Resp", "no redis-server", OpenOnServer};
 const Kind kS3{"S3", "no weed", OpenInBucket};
+const Kind kSealedFile{"SealedFile", "",
+                       [](const std::string& folder) { return SealedOver(OpenFile(folder)); }};
+const Kind kSealedResp{"SealedResp", "no redis-server",
+                       [](const std::string& folder) { return SealedOver(OpenOnServer(folder)); }};
+const Kind kSealedS3{"SealedS3", "no weed",
+                     [](const std::string& folder) { return SealedOver(OpenInBucket(folder)); }};
 std::string NameOf(const testing::TestParamInfo<Kind>& info) { return info.param.name; }
 
-INSTANTIATE_TEST_SUITE_P(Tiers, TierContract, testing::Values(kHost, kFile, kFaulty, kResp, kS3), NameOf);
-INSTANTIATE_TEST_SUITE_P(Tiers, BoundedTierContract, testing::Values(kHost, kFile, kFaulty), NameOf);
+INSTANTIATE_TEST_SUITE_P(Tiers, TierContract,
+                         testing::Values(kHost, kFile, kFaulty, kResp, kS3, kSealedFile, kSealedResp,
+                                         kSealedS3),
+                         NameOf);
+INSTANTIATE_TEST_SUITE_P(Tiers, BoundedTierContract, testing::Values(kHost, kFile, kFaulty, kSealedFile),
+                         NameOf);
 
 }  // namespace
 }  // namespace kvpool
