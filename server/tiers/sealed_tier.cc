@@ -302,12 +302,12 @@ void SealedTier::Answer(const TaskRef& task, TierResult result, Counted counted)
 // ------------------------------------------------------------------------------------- what is not to be had
 
 bool SealedTier::IsShut(const TierKey& key, const std::shared_ptr<const EncryptionKeys>& keys) {
-  return shut_by_ == keys && shut_.contains(key);
+  return shut_by_.lock() == keys && shut_.contains(key);
 }
 
 void SealedTier::Shut(const TierKey& key, const std::shared_ptr<const EncryptionKeys>& keys) {
   MutexLock lock(&shut_mu_);
-  if (shut_by_ != keys || shut_.size() == kMostShut) shut_.clear();
+  if (shut_by_.lock() != keys || shut_.size() == kMostShut) shut_.clear();
   shut_by_ = keys;
   shut_.insert(key);
 }

@@ -139,7 +139,7 @@ class SealedTier final : public Tier {
   Histogram store_seconds_ ABSL_GUARDED_BY(mu_){kTierBounds};
   std::chrono::steady_clock::time_point tell_at_ ABSL_GUARDED_BY(mu_);  // No damage is told of before.
   Mutex shut_mu_;
-  std::shared_ptr<const EncryptionKeys> shut_by_ ABSL_GUARDED_BY(shut_mu_);
+  std::weak_ptr<const EncryptionKeys> shut_by_ ABSL_GUARDED_BY(shut_mu_);  // Keys that are gone stay gone.
   absl::flat_hash_set<TierKey> shut_ ABSL_GUARDED_BY(shut_mu_);
   std::vector<std::thread> threads_;
   // It goes first: its buffers come back while there is somebody to tell.

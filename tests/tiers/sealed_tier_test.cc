@@ -232,6 +232,16 @@ TEST_F(SealedTierTest, ATenantWhoseKeyIsGoneHasNothingUntilItIsBack) {
   EXPECT_EQ(LoadOne(KeyOfTenant("acme", 1), 1), TierResult::kDone);
 }
 
+TEST_F(SealedTierTest, WhatTheFileHasNoMoreIsInNobodysMemory) {
+  StoreOne(KeyOf(1));
+  keys_.Change(kLineB);
+  EXPECT_EQ(LoadOne(KeyOf(1)), TierResult::kMiss) << "it is remembered by which keys that was";
+  const std::weak_ptr<const EncryptionKeys> before = keys_.file()->keys();
+  keys_.Change(kLineA);
+  // A thread may be in the middle of something.
+  EXPECT_TRUE(Eventually([&] { return before.expired(); }));
+}
+
 TEST_F(SealedTierTest, AKeyOfAllOthersDoesNotStandInForATenantsOwn) {
   const std::string acme = "acme " + KeyDigits('c') + "\n";
   StoreOne(KeyOfTenant("acme", 1), 1);
