@@ -22,6 +22,7 @@
 #include "server/tiers/host_tier.h"
 #include "server/tiers/sealed_value.h"
 #include "server/tiers/tier_secret.h"
+#include "tests/tiers/faulty_tier.h"
 #include "tests/tiers/key_fixture.h"
 #include "tests/tiers/redis_server.h"
 #include "tests/tiers/tier_fixture.h"
@@ -201,6 +202,11 @@ TEST_F(SealedTierTest, WhatIsShutIsAskedForOnceAndGivesWayToAStore) {
   EXPECT_EQ(store_->usage().counters.loaded, loads) << "the store was asked again";
   EXPECT_EQ(counters().no_key, 1);
   EXPECT_EQ(counters().missed, 1);
+  keys_.Change(kLineA);
+  EXPECT_TRUE(IsThere(KeyOf(1)));
+  EXPECT_EQ(LoadOne(KeyOf(1)), TierResult::kDone) << "the key is back";
+  keys_.Change(kLineB);
+  EXPECT_EQ(LoadOne(KeyOf(1)), TierResult::kMiss);
   EXPECT_EQ(StoreOne(KeyOf(1)), TierResult::kDone);
   EXPECT_TRUE(IsThere(KeyOf(1)));
   EXPECT_EQ(LoadOne(KeyOf(1)), TierResult::kDone);
@@ -405,6 +411,25 @@ TEST(SealedBuffers, MoreThanMayWaitIsRefused) {
 }
 
 // ---------------------------------------------------------------------------------------------------- erasing
+
+TEST(SealedStore, NothingIsBroughtAfterAnErasure) {
+  constexpr uint64_t kLarge = 16 << 20;  // It takes milliseconds to open.
+  const KeyFileFixture keys(kLineA);
+  auto* const store = new HostTier(2 * kLarge);
+  auto* const faulty = new FaultyTier(std::unique_ptr<Tier>(store));
+  const auto tier = SealTier(std::unique_ptr<Tier>(faulty), keys, kLarge);
+  Store(tier.get(), {0}, kLarge);
+  faulty->hangs = true;
+  std::atomic<uint32_t> answered{0};
+  tier->Load({{KeyOf(0), BufferStock(0).Take(kLarge)}}, Tier::Deadline::max(),
+             [&](size_t, TierResult) { ++answered; });
+  ASSERT_TRUE(Eventually([&] { return faulty->held() == 1; }));
+  store->Erase(OwnerOf(0), {});
+  // The store's answer of before comes while it erases what is left.
+  faulty->on_erase = [&] { faulty->Answer(); };
+  tier->Erase(OwnerOf(0), {});
+  EXPECT_EQ(answered, 1);
+}
 
 TEST(SealedStore, AnErasureAlsoAsksForWhatWasWrittenInTheClear) {
   if (RedisServer::Program().empty())
