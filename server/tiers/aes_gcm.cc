@@ -19,19 +19,7 @@ const unsigned char* BytesOf(std::string_view text) {
   return reinterpret_cast<const unsigned char*>(text.data());
 }
 
-// A context with the key, the iv and `more` in it.
-CipherContext BeginGcm(bool encrypts, const AesGcmKey& key, const AesGcmIv& iv, std::string_view more) {
-  CipherContext context(EVP_CIPHER_CTX_new(), &EVP_CIPHER_CTX_free);
-  int bytes = 0;
-  const bool begins =
-      context != nullptr &&
-      EVP_CipherInit_ex(context.get(), EVP_aes_256_gcm(), nullptr, key.data(), iv.data(), encrypts) == 1 &&
-      EVP_CipherUpdate(context.get(), nullptr, &bytes, BytesOf(more), static_cast<int>(more.size())) == 1;
-  KVPOOL_CHECK(begins, "OpenSSL has no AES-256-GCM, or not with %zu bytes that are not encrypted",
-               more.size());
-  return context;
-}
-
+// `out` is null for what is not encrypted.
 void UpdateGcm(EVP_CIPHER_CTX* context, std::string_view in, char* out) {
   while (!in.empty()) {
     const size_t part = std::min(in.size(), kMostInACall);
@@ -41,8 +29,18 @@ void UpdateGcm(EVP_CIPHER_CTX* context, std::string_view in, char* out) {
     KVPOOL_CHECK(goes_on && bytes == static_cast<int>(part), "OpenSSL's AES-256-GCM stops before %zu bytes",
                  in.size());
     in.remove_prefix(part);
-    out += part;
+    if (out != nullptr) out += part;
   }
+}
+
+// A context with the key, the iv and `more` in it.
+CipherContext BeginGcm(bool encrypts, const AesGcmKey& key, const AesGcmIv& iv, std::string_view more) {
+  CipherContext context(EVP_CIPHER_CTX_new(), &EVP_CIPHER_CTX_free);
+  const bool begins = context != nullptr && EVP_CipherInit_ex(context.get(), EVP_aes_256_gcm(), nullptr,
+                                                              key.data(), iv.data(), encrypts) == 1;
+  KVPOOL_CHECK(begins, "OpenSSL has no AES-256-GCM of a key of %zu bytes", key.size());
+  UpdateGcm(context.get(), more, nullptr);
+  return context;
 }
 
 }  // namespace
@@ -71,6 +69,10 @@ bool AesGcmDecrypt(const AesGcmKey& key, const AesGcmIv& iv, std::string_view mo
   unsigned char none[EVP_MAX_BLOCK_LENGTH];
   int bytes = 0;
   return EVP_CipherFinal_ex(context.get(), none, &bytes) == 1;
+}
+
+AesGcmTag AesGmac(const AesGcmKey& key, std::string_view text) {
+  return AesGcmEncrypt(key, {}, text, "", nullptr);
 }
 
 }  // namespace kvpool

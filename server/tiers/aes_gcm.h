@@ -21,6 +21,10 @@ AesGcmTag AesGcmEncrypt(const AesGcmKey& key, const AesGcmIv& iv, std::string_vi
 bool AesGcmDecrypt(const AesGcmKey& key, const AesGcmIv& iv, std::string_view more, const AesGcmTag& tag,
                    std::string_view in, char* out);
 
+// The tag of this text alone, under an iv of zeros: a hash that nobody can aim at who has no key. REQUIRES: the key serves nothing
+// else, and nobody is shown a tag: of two, the key could be computed.
+AesGcmTag AesGmac(const AesGcmKey& key, std::string_view text);
+
 }  // namespace kvpool
 
 #endif  // KVPOOL_SERVER_TIERS_AES_GCM_H_

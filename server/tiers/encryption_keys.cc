@@ -14,7 +14,7 @@
 namespace kvpool {
 namespace {
 
-constexpr char kAllOthers[] = "*";
+constexpr char kAllOthers[] = "*", kNoKeyAtAll[] = "none";
 constexpr size_t kMostTenantBytes = 256;
 
 absl::Status WrongLine(int number, absl::string_view what) {
@@ -43,7 +43,7 @@ std::string WhyNoKey(absl::string_view digits, size_t key_bytes) {
   if (other == digits.end() && digits.size() == 2 * key_bytes) return "";
   return absl::StrCat("the key has ", digits.size(), " characters",
                       other == digits.end() ? "" : ", one of which is no hexadecimal digit", "; must be ",
-                      2 * key_bytes, " hexadecimal digits");
+                      2 * key_bytes, " hexadecimal digits, or ", kNoKeyAtAll);
 }
 
 }  // namespace
@@ -53,6 +53,9 @@ EncryptionKey::~EncryptionKey() { OPENSSL_cleanse(secret.data(), secret.size());
 absl::StatusOr<std::shared_ptr<const EncryptionKeys>> EncryptionKeys::Parse(std::string_view text,
                                                                             std::string_view tier_secret) {
   auto keys = std::make_shared<EncryptionKeys>();
+  if (text.empty() || text.back() != '\n')
+    return absl::InvalidArgumentError("its last line has no end: it may not be all of the file");
+  absl::flat_hash_map<TierOwner, int> line_of_none;
   absl::flat_hash_map<EncryptionKeyId, int> line_of;
   int number = 0;
   for (const absl::string_view line : absl::StrSplit(absl::string_view(text.data(), text.size()), '\n')) {
@@ -64,6 +67,13 @@ absl::StatusOr<std::shared_ptr<const EncryptionKeys>> EncryptionKeys::Parse(std:
       return WrongLine(number, absl::StrCat("it has ", words.size(), " words; must be TENANT KEY"));
     EncryptionKey key;
     if (const std::string why = WhyNoTenant(words[0]); !why.empty()) return WrongLine(number, why);
+    const TierOwner owner = DeriveTierOwner(tier_secret, std::string(words[0]));
+    std::vector<EncryptionKey>& of_tenant = words[0] == kAllOthers ? keys->others_ : keys->tenants_[owner];
+    if (words[1] == kNoKeyAtAll) line_of_none.try_emplace(owner, number);
+    if (const auto none = line_of_none.find(owner); none != line_of_none.end()) {
+      if (words[1] == kNoKeyAtAll && of_tenant.empty()) continue;
+      return WrongLine(number, absl::StrCat("the tenant has a key, and by line ", none->second, " none"));
+    }
     if (const std::string why = WhyNoKey(words[1], key.secret.size()); !why.empty())
       return WrongLine(number, why);
     for (size_t i = 0; i < key.secret.size(); ++i) {
@@ -75,9 +85,6 @@ absl::StatusOr<std::shared_ptr<const EncryptionKeys>> EncryptionKeys::Parse(std:
     // A tenant whose key is forgotten is forgotten only where nobody else has that key.
     const auto [first, is_new] = line_of.try_emplace(key.id, number);
     if (!is_new) return WrongLine(number, absl::StrCat("it has the key of line ", first->second));
-    std::vector<EncryptionKey>& of_tenant =
-        words[0] == kAllOthers ? keys->others_
-                               : keys->tenants_[DeriveTierOwner(tier_secret, std::string(words[0]))];
     of_tenant.push_back(key);
     ++keys->size_;
   }
@@ -107,7 +114,7 @@ absl::StatusOr<std::unique_ptr<EncryptionKeyFile>> EncryptionKeyFile::Open(const
 
 absl::Status EncryptionKeyFile::Read() {
   mark_.Set(path_);
-  ASSIGN_OR_RETURN(std::string text, ReadSecretFile(flag_, path_, 0, kMostEncryptionKeyFileBytes));
+  ASSIGN_OR_RETURN(std::string text, ReadSecretFile(flag_, path_, 1, kMostEncryptionKeyFileBytes));
   absl::StatusOr<std::shared_ptr<const EncryptionKeys>> keys = EncryptionKeys::Parse(text, tier_secret_);
   OPENSSL_cleanse(text.data(), text.size());
   if (!keys.ok()) {
@@ -135,8 +142,10 @@ void EncryptionKeyFile::LookAlone(Clock::time_point now) {
   look_at_ = now + kLookPause;
   if (mark_.Holds(path_)) return;
   const absl::Status read = Read();
-  if (!read.ok() && !said_error_) LogWarning("tier's encryption keys stay as they were", {{"error", read}});
-  said_error_ = !read.ok();
+  if (!read.ok()) mark_ = FileMark();
+  if (!read.ok() && said_ != read.message())
+    LogWarning("tier's encryption keys stay as they were", {{"error", read}});
+  said_ = std::string(read.message());
 }
 
 }  // namespace kvpool

@@ -2,11 +2,13 @@
 //
 //   # tenant  key
 //   acme      64 hexadecimal digits
+//   guest     none
 //   *         64 hexadecimal digits
 //
 // A tenant is named as kvpoolctl spaces does. Its first line is what its values are sealed with from now on, and the others open
 // what was sealed before. The lines of * are for all tenants that no line names; each value's own key is derived with its
-// tenant's digest, so that none of these opens what is another's. A tenant that has lines has those alone.
+// tenant's digest, so that none of these opens what is another's. A tenant that has lines has those alone: one whose only line
+// says none has no key, also where there is a *.
 #ifndef KVPOOL_SERVER_TIERS_ENCRYPTION_KEYS_H_
 #define KVPOOL_SERVER_TIERS_ENCRYPTION_KEYS_H_
 
@@ -50,7 +52,7 @@ struct EncryptionKey {
 class EncryptionKeys {
  public:
   // INVALID_ARGUMENT says which line is wrong, and how; nothing of a key is in it. Tenants are looked for by their digests, which
-  // need the tier's secret (tier_secret.h). No line at all: nobody has a key.
+  // need the tier's secret (tier_secret.h). The last line has an end too: a part of a file is not taken for all of it.
   static absl::StatusOr<std::shared_ptr<const EncryptionKeys>> Parse(std::string_view text,
                                                                      std::string_view tier_secret);
   // The first one seals. None: the tenant has no key.
@@ -78,8 +80,8 @@ class EncryptionKeyFile {
                                                                  const std::string& tier_secret);
   // From memory.
   std::shared_ptr<const EncryptionKeys> keys() ABSL_LOCKS_EXCLUDED(mu_);
-  // Reads the file if it is another, the last look was long ago, and nobody else does. Where it can't be read, or is wrong, the
-  // keys stay those of before, and the log says so once.
+  // Reads the file if it is another, the last look was long ago, and nobody else does. Where it can't be read, is empty or wrong, the
+  // keys stay those of before, the log says why once, and the next look reads it again.
   void Look(Clock::time_point now) ABSL_LOCKS_EXCLUDED(look_mu_, mu_);
 
  private:
@@ -92,7 +94,7 @@ class EncryptionKeyFile {
   Mutex look_mu_;  // Whoever has it reads the file.
   FileMark mark_ ABSL_GUARDED_BY(look_mu_);
   Clock::time_point look_at_ ABSL_GUARDED_BY(look_mu_);
-  bool said_error_ ABSL_GUARDED_BY(look_mu_) = false;
+  std::string said_ ABSL_GUARDED_BY(look_mu_);  // Why the last look changed nothing.
   Mutex mu_ ABSL_ACQUIRED_AFTER(look_mu_);
   std::shared_ptr<const EncryptionKeys> keys_ ABSL_GUARDED_BY(mu_);
 };

@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "proto/support/status_macros.h"
 #include "server/base/log.h"
-#include "server/base/random_bytes.h"
 #include "server/tiers/buffer_arena.h"
 #include "server/tiers/sealed_value.h"
 
@@ -15,13 +14,6 @@ namespace {
 
 // Damage is told of no more often than this.
 constexpr auto kTellPause = std::chrono::seconds(10);
-
-SealSalt RandomSalt() {
-  SealSalt salt;
-  const std::string bytes = RandomBytes(salt.size());
-  std::copy(bytes.begin(), bytes.end(), salt.begin());
-  return salt;
-}
 
 }  // namespace
 
@@ -259,7 +251,7 @@ void SealedTier::RunStore(const TaskRef& task) {
   const absl::Span<const EncryptionKey> of_tenant = keys->Of(task->key.owner);
   if (of_tenant.empty()) return Answer(task, TierResult::kFull, Counted::kNoKey);
   const TierKey name = SealedName(task->key);
-  SealValue(name, of_tenant.front(), RandomSalt(), *task->value, task->sealed.get());
+  SealValue(name, of_tenant.front(), *task->value, task->sealed.get());
   task->value.reset();
   bool shut = false;
   {

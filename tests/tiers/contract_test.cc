@@ -54,7 +54,7 @@ std::unique_ptr<Tier> OpenInBucket(const std::string&) {
 
 // Seals with one key of all tenants.
 std::unique_ptr<Tier> SealedOver(std::unique_ptr<Tier> tier) {
-  static const KeyFileFixture keys("* " + KeyDigits('a'));
+  static const KeyFileFixture keys("* " + KeyDigits('a') + "\n");
   return tier == nullptr ? nullptr : SealTier(std::move(tier), keys);
 }
 

@@ -3,10 +3,14 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <cstring>
 #include <functional>
+#include <memory>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "absl/strings/escaping.h"
 #include "server/tiers/aes_gcm.h"
@@ -86,7 +90,7 @@ class SealedForm : public testing::Test {
  protected:
   std::shared_ptr<TierBuffer> SealIt(const TierKey& name) const {
     auto sealed = BufferStock(0).Take(kSealBytes + kValueBytes);
-    SealValue(name, key_, salt_, *ValueOf(1), sealed.get());
+    SealValue(name, key_, *ValueOf(1), sealed.get());
     return sealed;
   }
   // Whether it opens, and is what it was.
@@ -102,14 +106,9 @@ class SealedForm : public testing::Test {
     return true;
   }
 
-  const std::shared_ptr<const EncryptionKeys> keys_ =
-      ParseKeys("* 000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f\n* " + KeyDigits('b'));
+  const std::shared_ptr<const EncryptionKeys> keys_ = ParseKeys(
+      "* 000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f\n* " + KeyDigits('b') + "\n");
   const EncryptionKey key_ = keys_->Of(OwnerOf(1))[0];
-  const SealSalt salt_ = [] {
-    SealSalt salt;
-    for (size_t i = 0; i < salt.size(); ++i) salt[i] = static_cast<uint8_t>(100 + i);
-    return salt;
-  }();
   const TierKey name_ = SealedName(KeyOf(1));
 };
 
@@ -120,13 +119,11 @@ TEST_F(SealedForm, IsWhatItWas) {
   auto value = BufferStock(0).Take(said.size());
   std::memcpy(value->data(), said.data(), said.size());
   auto sealed = BufferStock(0).Take(kSealBytes + said.size());
-  TierKey name = name_;
-  name.raw = true;
-  SealValue(name, key_, salt_, *value, sealed.get());
+  SealValue(name_, key_, *value, sealed.get());
   EXPECT_EQ(
       absl::BytesToHexString({sealed->data(), sealed->bytes()}),
-      "4b56505345414c318da70749cac300baf3d4893d0ab455426465666768696a6b6c6d6e6f707172737475767778797a7b271a"
-      "606571158c5e68b3e793cc4dff63df787e80af698480195e3e6befc2e8");
+      "4b56505345414c318da70749cac300baf3d4893d0ab455423a0bf902613564598a25e4fce63a5d1f705b5e9fdc787a065240"
+      "f2ea7a6a5c6f40a7dcbd150cbcf6b45af8fe387ee203f49ebb4ca7cee9");
 }
 
 TEST_F(SealedForm, OpensWithItsKeyUnderItsName) {
@@ -169,6 +166,44 @@ TEST_F(SealedForm, OneThatWasCutOrHasMoreDoesNotOpen) {
   }
 }
 
+// Other bytes, another name or another key: another salt, and so another key of the value's own. The same ones: the same bytes on
+// every node, after every start, and in every copy of a machine.
+TEST_F(SealedForm, TheSaltIsAFunctionOfAllThatIsSealed) {
+  std::set<std::string> salts;
+  uint32_t sealed_values = 0;
+  const auto seal = [&](const TierKey& name, const EncryptionKey& key, const TierBuffer& value) {
+    auto sealed = BufferStock(0).Take(kSealBytes + value.bytes());
+    SealValue(name, key, value, sealed.get());
+    salts.insert(std::string(sealed->data() + 24, 24));
+    ++sealed_values;
+    return std::string(sealed->data(), sealed->bytes());
+  };
+  const auto value = ValueOf(1);
+  const std::string once = seal(name_, key_, *value);
+  EXPECT_EQ(seal(name_, key_, *value), once);
+  --sealed_values;
+  for (uint64_t bit = 0; bit < 8 * kValueBytes; bit += 37) {
+    value->data()[bit / 8] = static_cast<char>(value->data()[bit / 8] ^ 1 << bit % 8);
+    seal(name_, key_, *value);
+    value->data()[bit / 8] = static_cast<char>(value->data()[bit / 8] ^ 1 << bit % 8);
+  }
+  for (uint64_t bytes = 1; bytes < 100; ++bytes) {
+    const auto zeros = BufferStock(0).Take(bytes);
+    std::memset(zeros->data(), 0, bytes);
+    seal(name_, key_, *zeros);
+  }
+  for (const auto& change : std::vector<std::function<void(TierKey*)>>{
+           [](TierKey* name) { ++name->space[0]; }, [](TierKey* name) { ++name->block[0]; },
+           [](TierKey* name) { ++name->group; }, [](TierKey* name) { name->raw = !name->raw; },
+           [](TierKey* name) { ++name->owner[0]; }}) {
+    TierKey name = name_;
+    change(&name);
+    seal(name, key_, *value);
+  }
+  seal(name_, keys_->Of(OwnerOf(1))[1], *value);
+  EXPECT_EQ(salts.size(), sealed_values);
+}
+
 TEST_F(SealedForm, ANameIsAnotherOneAndComesBack) {
   EXPECT_FALSE(SealedName(KeyOf(1)) == KeyOf(1));
   EXPECT_EQ(SealedName(KeyOf(1)).owner, OwnerOf(1)) << "by which it is erased";
@@ -182,7 +217,7 @@ TierOwner TenantOf(const std::string& name) { return DeriveTierOwner(TestTierSec
 TEST(EncryptionKeys, ATenantsFirstLineSealsAndAllOfItsLinesOpen) {
   const auto keys =
       ParseKeys("# tenant key\n\n  acme\t" + KeyDigits('a') + "\r\nacme " + KeyDigits('B') + "\nguest@1000 " +
-                KeyDigits('c') + "\n* " + KeyDigits('d') + "\n* " + KeyDigits('e'));
+                KeyDigits('c') + "\n* " + KeyDigits('d') + "\n* " + KeyDigits('e') + "\n");
   EXPECT_EQ(keys->size(), 5);
   const auto acme = keys->Of(TenantOf("acme")), guest = keys->Of(TenantOf("guest@1000")),
              other = keys->Of(TenantOf("nobody"));
@@ -201,30 +236,48 @@ TEST(EncryptionKeys, ATenantsFirstLineSealsAndAllOfItsLinesOpen) {
 }
 
 TEST(EncryptionKeys, WithoutALineOfStarsOthersHaveNone) {
-  EXPECT_TRUE(ParseKeys("acme " + KeyDigits('a'))->Of(TenantOf("nobody")).empty());
+  EXPECT_TRUE(ParseKeys("acme " + KeyDigits('a') + "\n")->Of(TenantOf("nobody")).empty());
   EXPECT_TRUE(ParseKeys("# all gone\n")->Of(TenantOf("acme")).empty());
+}
+
+TEST(EncryptionKeys, ATenantMayHaveNoneBesideAKeyOfAllOthers) {
+  const auto keys = ParseKeys("acme none\n* " + KeyDigits('a') + "\nacme none\n");
+  EXPECT_TRUE(keys->Of(TenantOf("acme")).empty());
+  EXPECT_EQ(keys->Find(TenantOf("acme"), keys->Of(TenantOf("nobody"))[0].id), nullptr);
+  EXPECT_EQ(keys->size(), 1);
+}
+
+TEST(EncryptionKeys, APartOfAFileIsNotTakenForAllOfIt) {
+  const std::string text = "acme " + KeyDigits('a') + "\n* " + KeyDigits('b') + "\n";
+  for (size_t bytes = 0; bytes < text.size(); ++bytes) {
+    const bool parses = EncryptionKeys::Parse(text.substr(0, bytes), TestTierSecret()).ok();
+    EXPECT_EQ(parses, bytes > 0 && text[bytes - 1] == '\n') << bytes;
+  }
 }
 
 TEST(EncryptionKeys, ErrorsNameTheLineAndNothingOfAKey) {
   const std::string key = KeyDigits('a');
   const auto why = [](const std::string& text) {
-    return std::string(EncryptionKeys::Parse(text, TestTierSecret()).status().message());
+    return std::string(EncryptionKeys::Parse(text + "\n", TestTierSecret()).status().message());
   };
   EXPECT_EQ(why("#\n" + key), "line 2: it has 1 words; must be TENANT KEY");
   EXPECT_EQ(why("acme = " + key), "line 1: it has 3 words; must be TENANT KEY");
   EXPECT_EQ(why("* " + key + "\nacme " + key.substr(1)),
-            "line 2: the key has 63 characters; must be 64 hexadecimal digits");
-  EXPECT_EQ(why("acme " + key + "0"), "line 1: the key has 65 characters; must be 64 hexadecimal digits");
+            "line 2: the key has 63 characters; must be 64 hexadecimal digits, or none");
+  EXPECT_EQ(why("acme " + key + "0"),
+            "line 1: the key has 65 characters; must be 64 hexadecimal digits, or none");
   EXPECT_EQ(why("acme " + key.substr(1) + "g"),
             "line 1: the key has 64 characters, one of which is no hexadecimal digit; must be 64 hexadecimal "
-            "digits");
+            "digits, or none");
   EXPECT_EQ(why(key + " acme"),
             "line 1: the key has 4 characters, one of which is no hexadecimal digit; must be 64 hexadecimal "
-            "digits");
+            "digits, or none");
   EXPECT_EQ(why("ac/me " + key), "line 1: the tenant must be * or of the letters, digits and ._-@");
   EXPECT_EQ(why(std::string(257, 'x') + " " + key), "line 1: the tenant has 257 bytes; must have 1 to 256");
   EXPECT_EQ(why("acme " + key + "\n\nguest " + key), "line 3: it has the key of line 1");
   EXPECT_EQ(why("acme " + KeyDigits('A') + "\nacme " + key), "line 2: it has the key of line 1");
+  EXPECT_EQ(why("acme none\nacme " + key), "line 2: the tenant has a key, and by line 1 none");
+  EXPECT_EQ(why("acme " + key + "\nacme none"), "line 2: the tenant has a key, and by line 2 none");
   for (const std::string& text : {"acme = " + key, key + " acme", "acme " + key + "0"})
     EXPECT_THAT(why(text), Not(HasSubstr("aaaa")));
 }
@@ -242,33 +295,56 @@ TEST(EncryptionKeyFile, ErrorsNameFlagFileAndLine) {
       std::string(EncryptionKeyFile::Open("tier-encryption-keys", path, TestTierSecret()).status().message()),
       HasSubstr(here + "it can't be opened: No such file"));
   EXPECT_EQ(why("* " + KeyDigits('a'), 0644), here + "its mode is 644; at most 640, for it is a secret");
-  EXPECT_EQ(why("* " + KeyDigits('a'), 0600), "");
+  EXPECT_EQ(why("* " + KeyDigits('a') + "\n", 0600), "");
+  EXPECT_EQ(why("* " + KeyDigits('a'), 0600),
+            here + "its last line has no end: it may not be all of the file");
   EXPECT_EQ(why("*\n", 0600), here + "line 1: it has 1 words; must be TENANT KEY");
   EXPECT_EQ(why(std::string(kMostEncryptionKeyFileBytes + 1, '\n'), 0600),
-            here + "it has 1048577 bytes; must have 0 to 1048576");
+            here + "it has 1048577 bytes; must have 1 to 1048576");
 }
 
 TEST(EncryptionKeyFile, IsReadAgainWhenItIsAnotherAndGood) {
-  KeyFileFixture fixture("* " + KeyDigits('a'));
-  const auto first = fixture.file()->keys();
+  const std::string line_a = "* " + KeyDigits('a') + "\n", line_b = "* " + KeyDigits('b') + "\n";
+  KeyFileFixture fixture(line_a);
+  const auto first = [&] { return fixture.file()->keys()->Of(TenantOf("x"))[0].secret[0]; };
+  const auto before = fixture.file()->keys();
   fixture.Look();
-  EXPECT_EQ(fixture.file()->keys(), first) << "it is the same";
-  fixture.Change("* " + KeyDigits('b'));
-  EXPECT_EQ(fixture.file()->keys()->Of(TenantOf("x"))[0].secret[0], 0xbb);
+  EXPECT_EQ(fixture.file()->keys(), before) << "it is the same";
+  fixture.Change(line_b);
+  EXPECT_EQ(first(), 0xbb);
   fixture.Change("* nothing\n");
-  EXPECT_EQ(fixture.file()->keys()->Of(TenantOf("x"))[0].secret[0], 0xbb) << "it is wrong";
+  EXPECT_EQ(first(), 0xbb) << "it is wrong";
+  fixture.Change("");
+  EXPECT_EQ(first(), 0xbb) << "somebody is about to write it";
+  fixture.Change("* " + KeyDigits('a'));
+  EXPECT_EQ(first(), 0xbb) << "somebody is writing it";
   std::remove(fixture.path().c_str());
   fixture.Look();
-  EXPECT_EQ(fixture.file()->keys()->size(), 1) << "it is gone";
+  EXPECT_EQ(first(), 0xbb) << "it is gone";
   fixture.Change("# nobody has a key\n");
   EXPECT_EQ(fixture.file()->keys()->size(), 0);
 }
 
+// What could not be read, for want of a descriptor or so, is read by the next look, though it is the same file.
+TEST(EncryptionKeyFile, ThatCouldNotBeReadIsTriedAgain) {
+  KeyFileFixture fixture("* " + KeyDigits('a') + "\n");
+  fixture.Write("* " + KeyDigits('b') + "\n");
+  rlimit files{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &files), 0);
+  const rlimit none{.rlim_cur = 0, .rlim_max = files.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  fixture.Look();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &files), 0);
+  EXPECT_EQ(fixture.file()->keys()->Of(TenantOf("x"))[0].secret[0], 0xaa);
+  fixture.Look();
+  EXPECT_EQ(fixture.file()->keys()->Of(TenantOf("x"))[0].secret[0], 0xbb);
+}
+
 TEST(EncryptionKeyFile, IsLookedAtOnceASecond) {
-  KeyFileFixture fixture("* " + KeyDigits('a'));
+  KeyFileFixture fixture("* " + KeyDigits('a') + "\n");
   const auto now = EncryptionKeyFile::Clock::now();
   fixture.file()->Look(now);
-  fixture.Write("* " + KeyDigits('b'));
+  fixture.Write("* " + KeyDigits('b') + "\n");
   fixture.file()->Look(now + std::chrono::milliseconds(999));
   EXPECT_EQ(fixture.file()->keys()->Of(TenantOf("x"))[0].secret[0], 0xaa);
   fixture.file()->Look(now + std::chrono::milliseconds(1000));
