@@ -44,6 +44,7 @@ struct Settings {
   std::string trace;
   std::string workload;
   uint64_t requests = 0;
+  std::string part;
   uint64_t block_bytes = kBlockBytes;
   std::string layout = "opaque";
   bool spawn_daemon = false, keeper = false;
@@ -65,6 +66,7 @@ void AddFlags(Settings* s, Flags* flags) {
   flags->Add("seed", &s->replay.seed, {}, "of the workload, and of who is killed");
   flags->Add("requests", &s->requests, {.max = kMostRequests},
              "how many; all of a trace, 12,031 of a workload");
+  flags->Add("part", &s->part, "K/N: of those the Kth, and each Nth after it, as one of N nodes serves them");
   flags->Add("engines", &s->engines, {.min = 1, .max = kMostEngines}, "engine processes");
   flags->Add("socket", &s->replay.socket, "kvpoold's Unix socket (also KVPOOL_SOCKET)");
   flags->Add("spawn-daemon", &s->spawn_daemon, "start a kvpoold on host memory for this replay instead");
@@ -102,7 +104,22 @@ struct Workload {
   std::vector<Request> requests;
 };
 
-absl::StatusOr<Workload> LoadWorkload(const Settings& s) {
+// "K/N": a node's requests, where N nodes serve them in turns.
+absl::Status KeepPart(const std::string& part, std::vector<Request>* requests) {
+  const std::vector<std::string> numbers = absl::StrSplit(part, '/');
+  uint32_t k = 0, n = 0;
+  if (numbers.size() != 2 || !absl::SimpleAtoi(numbers[0], &k) || !absl::SimpleAtoi(numbers[1], &n) ||
+      k == 0 || k > n || n > requests->size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--part: \"", part, "\" is not K/N, with 1 <= K <= N <= ", requests->size(), " requests"));
+  }
+  std::vector<Request> kept;
+  for (size_t i = k - 1; i < requests->size(); i += n) kept.push_back(std::move((*requests)[i]));
+  *requests = std::move(kept);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Workload> LoadAll(const Settings& s) {
   if (!s.workload.empty()) {
     if (s.workload != "conversation") {
       return absl::InvalidArgumentError(absl::StrCat("--workload: \"", s.workload, "\" is not conversation"));
@@ -122,6 +139,12 @@ absl::StatusOr<Workload> LoadWorkload(const Settings& s) {
   }
   ASSIGN_OR_RETURN(std::vector<Request> requests, ReadTrace(path, {.max_requests = s.requests}));
   return Workload{path, std::move(requests)};
+}
+
+absl::StatusOr<Workload> LoadWorkload(const Settings& s) {
+  ASSIGN_OR_RETURN(Workload workload, LoadAll(s));
+  if (!s.part.empty()) RETURN_IF_ERROR(KeepPart(s.part, &workload.requests));
+  return workload;
 }
 
 absl::StatusOr<v1::Layout> MakeLayout(const Settings& s) {

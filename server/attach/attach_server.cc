@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "proto/support/named_thread.h"
 #include "proto/support/status_macros.h"
 #include "server/attach/attach_loop.h"
 #include "server/attach/attach_mailbox.h"
@@ -35,10 +36,10 @@ absl::StatusOr<std::unique_ptr<AttachServer>> AttachServer::Start(const AttachSe
 }
 
 AttachServer::AttachServer(std::unique_ptr<AttachLoop> loop)
-    : loop_(std::move(loop)), thread_([this] {
+    : loop_(std::move(loop)), thread_(NamedThread("attach", [this] {
         while (loop_->RunOnce(loop_->TimeoutMs())) {
         }
-      }) {}
+      })) {}
 
 AttachServer::~AttachServer() {
   if (thread_.joinable()) EndThread();

@@ -3,6 +3,8 @@
 #include <chrono>
 #include <utility>
 
+#include "proto/support/named_thread.h"
+
 namespace kvpool {
 namespace {
 
@@ -11,7 +13,7 @@ constexpr std::chrono::milliseconds kTick{100};
 }  // namespace
 
 Housekeeper::Housekeeper(std::function<void()> round)
-    : thread_([this, round = std::move(round)] { Run(round); }) {}
+    : thread_(NamedThread("housekeeper", [this, round = std::move(round)] { Run(round); })) {}
 
 Housekeeper::~Housekeeper() {
   {

@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/support/mutex.h"
+#include "proto/support/named_thread.h"
 
 namespace kvpool {
 namespace {
@@ -261,7 +262,7 @@ void LogAudit(std::string_view event, absl::Span<const LogField> fields) {
 
 LogWriter::LogWriter() {
   TheQueue().Open();
-  thread_ = std::thread(WriteQueued, TheQueue().dropped());
+  thread_ = NamedThread("log", [dropped = TheQueue().dropped()] { WriteQueued(dropped); });
 }
 
 LogWriter::~LogWriter() {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/support/named_thread.h"
 #include "proto/support/status_macros.h"
 #include "proto/support/step_frames.h"
 #include "server/base/housekeeper.h"
@@ -123,7 +124,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
                                     [of = daemon.get()] { return of->registry_->Spaces(); });
   }
   if (keeper != nullptr && options.housekeeping_thread) {
-    daemon->stand_ins_ = std::thread([of = daemon.get()] { of->ReplaceStandIns(); });
+    daemon->stand_ins_ = NamedThread("stand-ins", [of = daemon.get()] { of->ReplaceStandIns(); });
   } else if (keeper != nullptr) {
     daemon->ReplaceStandIns();
   }

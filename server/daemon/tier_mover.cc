@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "proto/support/named_thread.h"
 #include "server/base/log.h"
 #include "server/tiers/crc32c.h"
 
@@ -28,7 +29,7 @@ TierMover::TierMover(Options options, Spaces spaces)
       copier_(std::move(options.copier)),
       down_(options.buffer_bytes, copier_->MakeMemory(options.buffer_bytes)),
       up_(options.buffer_bytes, copier_->MakeMemory(options.buffer_bytes)) {
-  if (options.thread) thread_ = std::thread([this] { Run(); });
+  if (options.thread) thread_ = NamedThread("tier-mover", [this] { Run(); });
 }
 
 TierMover::~TierMover() { Stop(); }

@@ -4,12 +4,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/support/named_thread.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool {
 
 CallWorkers::CallWorkers(Options options) : options_(std::move(options)) {
-  for (int i = 0; i < options_.threads; ++i) threads_.emplace_back([this] { Run(); });
+  for (int i = 0; i < options_.threads; ++i) threads_.push_back(NamedThread("calls", [this] { Run(); }));
 }
 
 CallWorkers::~CallWorkers() {

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/support/check.h"
+#include "proto/support/named_thread.h"
 #include "server/base/time_slices.h"
 
 namespace kvpool {
@@ -42,7 +43,7 @@ RpcQueue::~RpcQueue() {
 }
 
 void RpcQueue::Start() {
-  thread_ = std::thread([this] {
+  thread_ = NamedThread("rpc-queue", [this] {
     AskFor(Slices::kShortest);
     Run();
   });

@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/support/check.h"
+#include "proto/support/named_thread.h"
 #include "proto/support/status_macros.h"
 #include "proto/support/step_frames.h"
 #include "server/base/clock.h"
@@ -48,7 +49,7 @@ absl::StatusOr<std::unique_ptr<StreamAcceptor>> StreamAcceptor::Start(const Stre
                                                                       HandOver to_frames) {
   ASSIGN_OR_RETURN(std::unique_ptr<StreamAcceptor> acceptor,
                    Open(options, connections, stats, std::move(to_grpc), std::move(to_frames)));
-  acceptor->thread_ = std::thread([self = acceptor.get()] {
+  acceptor->thread_ = NamedThread("acceptor", [self = acceptor.get()] {
     while (self->RunOnce(-1)) {
     }
   });

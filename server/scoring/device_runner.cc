@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
+#include "proto/support/named_thread.h"
 #include "server/scoring/lost_gpu.h"
 #include "server/scoring/score_answer.h"
 
@@ -30,7 +31,7 @@ DeviceRunner::DeviceRunner(const Options& options, std::unique_ptr<KvCompute> co
       compute_(std::move(compute)),
       over_(std::move(over)),
       work_(compute_.get(), options.feature_cache_bytes, options.workspace_bytes),
-      thread_(options.thread ? std::thread([this] { Loop(); }) : std::thread()) {}
+      thread_(options.thread ? NamedThread("device-runner", [this] { Loop(); }) : std::thread()) {}
 
 DeviceRunner::~DeviceRunner() { End(); }
 

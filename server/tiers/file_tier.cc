@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "proto/support/named_thread.h"
 #include "proto/support/status_macros.h"
 #include "server/base/log.h"
 #include "server/tiers/crc32c.h"
@@ -78,7 +79,7 @@ absl::StatusOr<std::unique_ptr<FileTier>> FileTier::Open(const Options& options)
   ASSIGN_OR_RETURN(FileLock lock, FileLock::Take(options.path + "/lock"));
   std::unique_ptr<FileTier> tier(new FileTier(options, std::move(lock)));
   RETURN_IF_ERROR(tier->Recover());
-  for (int i = 0; i < options.threads; ++i) tier->threads_.emplace_back([t = tier.get()] { t->Work(); });
+  for (int i = 0; i < options.threads; ++i) tier->threads_.push_back(NamedThread("file-tier", [t = tier.get()] { t->Work(); }));
   return tier;
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/support/named_thread.h"
 #include "proto/support/status_macros.h"
 #include "server/base/log.h"
 
@@ -59,7 +60,7 @@ absl::StatusOr<std::unique_ptr<RespTier>> RespTier::Open(const Options& options)
     ASSIGN_OR_RETURN(tls, MakeRespTls(options.tls));
   }
   std::unique_ptr<RespTier> tier(new RespTier(options, std::move(tls)));
-  tier->thread_ = std::thread([t = tier.get()] { t->Run(); });
+  tier->thread_ = NamedThread("resp-tier", [t = tier.get()] { t->Run(); });
   return tier;
 }
 

@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "proto/support/named_thread.h"
 #include "proto/support/status_macros.h"
 #include "server/base/log.h"
 #include "server/tiers/s3_download.h"
@@ -48,7 +49,7 @@ absl::StatusOr<std::unique_ptr<S3Tier>> S3Tier::Open(const Options& options) {
   }
   if (!probe.ok()) LogWarning("tier's store does not answer yet", {{"node", place}, {"why", probe}});
   std::unique_ptr<S3Tier> tier(new S3Tier(options, std::move(client)));
-  tier->thread_ = std::thread([t = tier.get()] { t->Run(); });
+  tier->thread_ = NamedThread("s3-tier", [t = tier.get()] { t->Run(); });
   return tier;
 }
 

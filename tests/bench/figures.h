@@ -74,6 +74,7 @@ void BenchMagazine(Figures* figures);  // client_bench.cc
 void BenchRequest(Figures* figures);   // client_bench.cc
 void BenchStep(Figures* figures);
 void BenchKeeper(Figures* figures);      // step_bench.cc
+void BenchTraffic(Figures* figures);     // traffic_bench.cc
 void BenchTwoClients(Figures* figures);  // engines_bench.cc
 void BenchLatency(Figures* figures);     // latency_bench.cc
 void BenchFlood(Figures* figures);       // flood_bench.cc

@@ -31,6 +31,7 @@ constexpr Section kSections[] = {
     {"request", "a whole request of 64 blocks: the engine thread's own CPU time", BenchRequest},
     {"step", "the Step stream's round trip against a bare gRPC echo stream", BenchStep},
     {"keeper", "what a keeper costs verbs: pairs of a daemon with one and one without", BenchKeeper},
+    {"traffic", "verbs of resident blocks beside blocks that go to a tier and come from it", BenchTraffic},
     {"two_clients", "block operations per second of two client processes and one daemon", BenchTwoClients},
     {"latency", "a verb beside operator calls, openings, ends and scrapes, at a million cached blocks",
      BenchLatency},

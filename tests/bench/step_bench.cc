@@ -2,194 +2,30 @@
 // both ways. Servers are processes of their own, that of the echo an async gRPC server; clients are one thread that waits; the
 // rounds take turns. And what a keeper costs: the same and smaller and larger batches, against a daemon without one.
 #include <grpcpp/grpcpp.h>
-#include <sched.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <chrono>
 #include <cstdint>
-#include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "client/session/attachment.h"
 #include "kvpool/v1/engine.grpc.pb.h"
 #include "proto/support/check.h"
 #include "tests/bench/engines.h"
 #include "tests/bench/figures.h"
-#include "tests/process/step_stream.h"
+#include "tests/bench/pairs.h"
+#include "tests/bench/raw_session.h"
 #include "tests/support/daemon_process.h"
 
 namespace kvpool::bench {
 namespace {
 
-constexpr int kGroups = 16;  // Each has four operations.
-constexpr int kBlocksPerOperation = 1;
 constexpr int kWarmupRounds = 500, kRounds = 3000;
 
 using Stream = grpc::ClientReaderWriter<v1::StepRequest, v1::StepResponse>;
-
-std::unique_ptr<v1::Engine::Stub> Stub(const std::string& socket) {
-  return v1::Engine::NewStub(grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials()));
-}
-
-// A session without the client library, so that only what it sends is measured.
-class RawSession {
- public:
-  RawSession(const std::string& socket, StepBy by) : stub_(Stub(socket)) {
-    auto attached = Attachment::Connect({.socket = socket, .client_name = "kvpool-bench"}, Patience());
-    KVPOOL_CHECK(attached.ok(), "%s", attached.status().ToString().c_str());
-    attachment_ = *std::move(attached);
-    const SessionOptions options = EngineOptions(socket);
-    v1::OpenSession request;
-    request.set_attach_token(attachment_->token());
-    *request.mutable_layout() = options.layout;
-    *request.mutable_fingerprint() = options.fingerprint;
-    grpc::ClientContext context;
-    const grpc::Status opened = stub_->OpenSession(&context, request, &session_);
-    KVPOOL_CHECK(opened.ok(), "OpenSession: %s", opened.error_message().c_str());
-    attachment_->Start({.block_stride_bytes = session_.block_stride_bytes(),
-                        .max_blocks = session_.max_blocks(),
-                        .slab_bytes = session_.slab_bytes()},
-                       session_.member_token(), &state_, [] {});
-    state_.signal.Await(Patience(), [this] { return state_.capacity_blocks.load() > 0; });
-    stream_ = OpenStep(by, stub_.get(), socket);
-    // The session may lease once its slabs are mapped.
-    while (leased_.size() < kGroups * kBlocksPerOperation) {
-      v1::StepRequest first = Begin();
-      first.add_operations()->mutable_lease()->set_count(kGroups * kBlocksPerOperation);
-      const v1::StepResponse response = Say(first);
-      const auto& blocks = response.results(0).lease().blocks();
-      leased_.insert(leased_.end(), blocks.begin(), blocks.end());
-    }
-    leased_.resize(kGroups * kBlocksPerOperation);
-  }
-
-  // 64 operations: each group matches what the last round sealed, leases, seals what the last round leased, and gives
-  // back that and what the last round matched.
-  v1::StepRequest NextBatch() {
-    v1::StepRequest request = Begin();
-    std::string keys(kGroups * kBlocksPerOperation * 32, '\0');
-    for (size_t i = 0; i < keys.size(); i += 32) {
-      const uint64_t name = ++keys_made_;
-      std::copy_n(reinterpret_cast<const char*>(&name), sizeof(name),
-                  keys.begin() + static_cast<ptrdiff_t>(i));
-    }
-    constexpr size_t kGroupKeyBytes = kBlocksPerOperation * 32;
-    for (int group = 0; group < kGroups; ++group) {
-      const size_t first = static_cast<size_t>(group) * kBlocksPerOperation;
-      v1::GroupKeys& asked = *request.add_operations()->mutable_match()->add_groups();
-      asked.set_key_bytes(32);
-      asked.set_keys(last_keys_.empty() ? keys.substr(first * 32, kGroupKeyBytes)
-                                        : last_keys_.substr(first * 32, kGroupKeyBytes));
-      request.add_operations()->mutable_lease()->set_count(kBlocksPerOperation);
-      v1::Seal& seal = *request.add_operations()->mutable_seal();
-      seal.set_key_bytes(32);
-      seal.set_keys(keys.substr(first * 32, kGroupKeyBytes));
-      v1::Release& release = *request.add_operations()->mutable_release();
-      for (size_t i = first; i < first + kBlocksPerOperation; ++i) {
-        seal.add_blocks(leased_[i]);
-        release.add_blocks(leased_[i]);
-        if (i < matched_.size()) release.add_blocks(matched_[i]);
-      }
-    }
-    last_keys_ = keys;
-    return request;
-  }
-  // Leases so many blocks, and gives them back in a batch of its own.
-  void LeaseAndRelease(uint32_t blocks) {
-    v1::StepRequest request = Begin();
-    request.add_operations()->mutable_lease()->set_count(blocks);
-    const v1::StepResponse leased = Say(request);
-    KVPOOL_CHECK(leased.results(0).lease().blocks_size() == static_cast<int>(blocks),
-                 "%d of %u blocks leased", leased.results(0).lease().blocks_size(), blocks);
-    v1::StepRequest release = Begin();
-    *release.add_operations()->mutable_release()->mutable_blocks() = leased.results(0).lease().blocks();
-    KVPOOL_CHECK(Say(release).results(0).release().refused().empty(), "a release was refused");
-  }
-  v1::StepResponse Say(const v1::StepRequest& request) {
-    v1::StepResponse response;
-    KVPOOL_CHECK(stream_->Write(request) && stream_->Read(&response), "the stream broke");
-    return response;
-  }
-  // Remembers what the next batch names.
-  void Take(const v1::StepResponse& response) {
-    leased_.clear();
-    matched_.clear();
-    for (const v1::OperationResult& result : response.results()) {
-      KVPOOL_CHECK(
-          result.code() == 0 && result.seal().refused_size() == 0 && result.release().refused_size() == 0,
-          "an operation was refused");
-      leased_.insert(leased_.end(), result.lease().blocks().begin(), result.lease().blocks().end());
-      if (!result.has_match()) continue;
-      const auto& hit = result.match().groups(0).blocks();
-      matched_.insert(matched_.end(), hit.begin(), hit.end());
-    }
-    KVPOOL_CHECK(leased_.size() == kGroups * kBlocksPerOperation, "%zu blocks leased", leased_.size());
-  }
-
- private:
-  v1::StepRequest Begin() {
-    v1::StepRequest request;
-    request.set_member_token(session_.member_token());
-    request.set_acknowledged(sequence_);
-    request.set_sequence(++sequence_);
-    return request;
-  }
-
-  const std::unique_ptr<v1::Engine::Stub> stub_;
-  SessionState state_;
-  std::unique_ptr<Attachment> attachment_;
-  v1::OpenSessionResult session_;
-  std::unique_ptr<RawStepStream> stream_;
-  uint64_t sequence_ = 0, keys_made_ = 0;
-  std::string last_keys_;
-  std::vector<uint64_t> leased_, matched_;
-};
-
-std::vector<int> UsableCpus() {
-  cpu_set_t set;
-  KVPOOL_CHECK(sched_getaffinity(0, sizeof(set), &set) == 0, "sched_getaffinity: %s", strerror(errno));
-  std::vector<int> cpus;
-  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
-  }
-  return cpus;
-}
-
-// Keeps all threads of a process on one CPU, for as long as this object lives.
-class Pinned {
- public:
-  Pinned(pid_t pid, int cpu) : pid_(pid) {
-    KVPOOL_CHECK(sched_getaffinity(pid, sizeof(before_), &before_) == 0, "sched_getaffinity: %s",
-                 strerror(errno));
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET(cpu, &set);
-    Set(set);
-  }
-  ~Pinned() { Set(before_); }
-
- private:
-  void Set(const cpu_set_t& set) const {
-    for (const auto& task : std::filesystem::directory_iterator(absl::StrCat("/proc/", pid_, "/task"))) {
-      const pid_t thread = std::stoi(task.path().filename());
-      // A thread may have ended meanwhile.
-      KVPOOL_CHECK(sched_setaffinity(thread, sizeof(set), &set) == 0 || errno == ESRCH,
-                   "sched_setaffinity: %s", strerror(errno));
-    }
-  }
-  const pid_t pid_;
-  cpu_set_t before_;
-};
-
-double UsSince(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
-}
 
 double TimedLease(RawSession* session, uint32_t blocks) {
   const auto start = std::chrono::steady_clock::now();
@@ -206,19 +42,9 @@ double TimedBatch(RawSession* session) {
   return us;
 }
 
-// The upper end of the 95 % interval of the median of 20 pairs, which supposes nothing of how they are distributed: the 15th is
-// below the median of all pairs for less than one run of 40 (P(B(20, 1/2) >= 15) = 0.021). The mean's, by Student's t, is
-// mostly of the pair in which the host was busy: of two daemons of one kind it said up to 9 %.
-double UpperEnd(std::vector<double> values) {
-  KVPOOL_CHECK(values.size() == 20, "%zu pairs, not 20", values.size());
-  std::sort(values.begin(), values.end());
-  return values[14];
-}
-
 }  // namespace
 
 void BenchKeeper(Figures* figures) {
-  constexpr int kPairs = 20;
   struct Work {
     const char* what;
     int rounds, slices;
@@ -302,7 +128,7 @@ void BenchStep(Figures* figures) {
   std::ofstream(directory.path() + "/answer", std::ios::binary) << answer;
   EngineProcess echo({"echo", directory.path() + "/echo.sock", directory.path() + "/answer", ""});
   KVPOOL_CHECK(echo.ReadLine() == "ready", "the echo server is not ready");
-  const auto stub = Stub(directory.path() + "/echo.sock");
+  const auto stub = EngineStub(directory.path() + "/echo.sock");
   grpc::ClientContext context;
   const std::unique_ptr<Stream> stream = stub->Step(&context);
   const auto echo_once = [&] {

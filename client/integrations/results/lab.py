@@ -23,22 +23,21 @@ DIRECTORY = pathlib.Path(os.environ["KVPOOL_RESULTS_DIR"])
 
 
 class Daemon:
-    """A kvpoold of one measurement's own. `tier`: how much it keeps in files, which are in its directory."""
+    """A kvpoold of one measurement's own."""
 
-    def __init__(self, capacity, tier=None):
+    def __init__(self, capacity, *flags):
         self._directory = tempfile.TemporaryDirectory(prefix="kvpool-results-")
         self._path = pathlib.Path(self._directory.name)
         self.socket = str(self._path / "kvpoold.sock")
         self._command = [BIN / "kvpoold", "--device=host", f"--capacity={capacity}", f"--socket={self.socket}", f"--state-dir={self._path}",
-                         "--metrics-listen=127.0.0.1:0", "--shutdown-grace=200ms",
-                         *([f"--tier=file:{self._path}/tier,capacity={tier}"] if tier else [])]
-        self.start()
+                         "--metrics-listen=127.0.0.1:0", "--shutdown-grace=200ms"]
+        self.start(*flags)
         atexit.register(self.close)
 
-    def start(self):
+    def start(self, *flags):
         """Also again, once it has ended."""
         with open(self._path / "log", "ab") as log:
-            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
+            self.process = subprocess.Popen([*self._command, *flags], stdout=log, stderr=log)
         subprocess.run([BIN / "kvpoolctl", f"--socket={self.socket}", "health", "--wait=60s"], check=True, capture_output=True)
 
     def end(self):
@@ -46,6 +45,11 @@ class Daemon:
         self.process.terminate()
         if self.process.wait(60) != 0:
             raise RuntimeError(f"kvpoold ended with {self.process.returncode}")
+
+    def kill(self):
+        """What is cached is lost."""
+        self.process.kill()
+        self.process.wait()
 
     def ctl(self, *words):
         return json.loads(subprocess.run([BIN / "kvpoolctl", f"--socket={self.socket}", "--json", *words], check=True,

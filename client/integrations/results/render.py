@@ -249,16 +249,19 @@ def tier(store):
     rows = []
     for engine in tiers.ENGINES:
         values = [value for _, value in store.where(engine=engine)]
-        if values:
-            rows.append([engine, len(values), f"{values[0]['promoted'] * values[0]['block_bytes'] / 2**20:.0f}", *(
-                spread([value[way]["seconds"] for value in values]) for way in ("computed", "pool", "files")),
-                " and ".join(str(statistics.median_low([value[way]["had"] for value in values])) for way in ("pool", "files"))])
+        for way in tiers.WAYS:
+            some = [value[way] for value in values if way in value]
+            if some:
+                rows.append([engine, len(some), way, spread([one["seconds"] for one in some]), statistics.median_low([one["had"] for one in some]),
+                             f"{statistics.median(one['bytes'] for one in some) / 2**20:.0f}" if "bytes" in some[0] else "",
+                             statistics.median_low([one["not_worth"] for one in some]) if "not_worth" in some[0] else ""])
     return f"""Seconds to the first token of a prompt of {tiers.PREFIX} tokens and {speed.QUESTION} of one's own, median (least to most) of n runs: computed, and shared; found in the pool; and
-brought up from files on the machine's disk, read by O_DIRECT, after the daemon was ended in order and started again. `found` is how many tokens were not
-computed in the latter two. Models are those of the tables above; each run has a daemon and a prompt of its own. vLLM's engine goes on behind the restart, the
-others begin anew. The machine was busy with other things, which met all three.
+brought up by a daemon that has nothing in its pool, from files on the machine's disk, read by O_DIRECT; from a Redis on the machine; from a bucket of SeaweedFS on the
+machine, over HTTP; and from that Redis behind a line of {tiers.THROTTLED_BYTES_PER_SECOND / 1e6:.0f} MB/s, once the daemon knows how long prefills and loads take: it says that loading these blocks is not worth it, and the
+engine computes. `found` is how many tokens were not computed, MiB what that daemon has read from its tier. Models are those of the tables above; each run has daemons and a prompt of its own.
+vLLM's engine goes on behind each restart, the others begin anew. The machine was busy with other things, which met all ways.
 
-{_table(["engine", "n", "MiB from files", "computed", "pool", "files", "found"], rows)}
+{_table(["engine", "n", "way", "seconds", "found", "MiB", "blocks not worth it"], rows)}
 """
 
 

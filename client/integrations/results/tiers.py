@@ -1,12 +1,21 @@
-"""Time to first token of a prompt that is computed, found in the pool, and brought up from files below it (kvpoold --tier)."""
+"""Time to first token of a prompt that is computed, found in the pool, and brought up from below it (kvpoold --tier)."""
+
+import contextlib
+import itertools
+import pathlib
+import tempfile
 
 import lab
 import speed
+import stores
 import vllm_speed
 from vllm_processes import await_detached, await_shared
 
 PREFIX = 4000
-RUNS = 5
+RUNS = 3
+LITTLE = 1200  # More blocks than loads that a forecast wants.
+WAYS = ("computed", "pool", "files", "Redis", "bucket", "throttled")
+THROTTLED_BYTES_PER_SECOND = 4e6
 CAPACITY = "1GiB"  # Of the pool, and of the files.
 WAIT_MS = 60_000
 ENGINES = ("vLLM", *speed.ENGINES)
@@ -20,7 +29,7 @@ class _Vllm:
     """It stays through the daemon's restart."""
 
     def __init__(self, daemon):
-        self._engine = vllm_speed.pooled(daemon, wait_ms=WAIT_MS)
+        self._engine = vllm_speed.pooled(daemon, wait_ms=WAIT_MS, shared_tier=True)
 
     def first_token(self, tokens):
         said = self._engine.ask("first_token", prompt=tokens)
@@ -63,29 +72,54 @@ class _Other:
 
 
 def measure(here, cell):
-    """{way: {"seconds": until the first token behind a prefix and a question, "had": tokens that were not computed}}, and how many blocks
-    came up."""
+    """{way: {"seconds": until the first token behind a prefix and a question, "had": tokens that were not computed}}, and how many bytes
+    came up from each store. "throttled" has how many blocks it was not worth to load, too."""
     name, run = cell["engine"], cell["run"]
-    shared = speed.tokens_of(PREFIX, seed=7000 + run)
+    shared, little = speed.tokens_of(PREFIX, seed=7000 + run), speed.tokens_of(LITTLE, seed=8000 + run)
+    questions = itertools.count(1)
 
-    def ask(question):
-        seconds, had = engine.first_token(shared + speed.tokens_of(speed.QUESTION, seed=100 * run + question))
+    def ask(prefix=shared):
+        seconds, had = engine.first_token(prefix + speed.tokens_of(speed.QUESTION, seed=100 * run + next(questions)))
         engine.settle()
         return {"seconds": seconds, "had": had}
 
-    daemon = lab.Daemon(CAPACITY, tier=CAPACITY)
-    engine = _Vllm(daemon) if name == "vLLM" else _Other(name, daemon)
-    try:
-        engine.first_token(speed.tokens_of(500, seed=5))  # It is warm.
-        said = {"computed": ask(1), "pool": ask(2)}
-        daemon.end()  # What is cached goes below.
-        engine.lost()
-        daemon.start()
+    def start(tier):
+        daemon.start(key, f"--tier={tier}")
         engine.go_on()
         engine.first_token(speed.tokens_of(500, seed=6))
-        said["files"] = ask(3)
+
+    def counted():
         (tier,) = daemon.ctl("tier")["tiers"]
-        return said | {"promoted": int(tier["promoted_blocks"]), "block_bytes": int(tier["loaded_bytes"]) // max(1, int(tier["loaded"]))}
-    finally:
-        engine.end()
-        daemon.close()
+        return {"bytes": int(tier["loaded_bytes"]), "not_worth": int(tier.get("not_worth_blocks", 0))}
+
+    with tempfile.TemporaryDirectory(prefix="kvpool-results-", dir="/var/tmp") as folder, contextlib.ExitStack() as open_things:
+        path = pathlib.Path(folder)
+        (path / "key").write_text("5" * 64)
+        (path / "key").chmod(0o600)
+        key = f"--tier-key-file={path}/key"
+        there = {"files": stores.Files(path, CAPACITY)}
+        for where, kind in (("Redis", stores.Redis), ("bucket", stores.Bucket)):
+            there[where] = open_things.enter_context(contextlib.closing(kind(path)))
+        daemon = lab.Daemon(CAPACITY, key, *(f"--tier={store.tier}" for store in there.values()))
+        open_things.callback(daemon.close)
+        engine = _Vllm(daemon) if name == "vLLM" else _Other(name, daemon)
+        open_things.callback(engine.end)
+        engine.first_token(speed.tokens_of(500, seed=5))  # It is warm.
+        ask(little)
+        said = {"computed": ask(), "pool": ask()}
+        daemon.end()  # What is cached goes below.
+        engine.lost()
+        for where, store in there.items():
+            start(store.tier)
+            said[where] = ask() | counted()
+            daemon.kill()
+            engine.lost()
+        if name == "vLLM":
+            # What a prefill takes, and what a load, has to be known.
+            slow = stores.Throttled(there["Redis"].port, THROTTLED_BYTES_PER_SECOND)
+            start(f"resp:127.0.0.1:{slow.port},write=evict")
+            for prefill in range(40):
+                engine.first_token(speed.tokens_of(256, seed=9000 + prefill))
+            loaded = ask(little)
+            said["throttled"] = ask() | counted() | {"little": loaded}
+        return said

@@ -1,13 +1,14 @@
 #include "cuda/scorers/host/host_workers.h"
 
 #include "proto/support/check.h"
+#include "proto/support/named_thread.h"
 
 namespace kvpool {
 
 HostWorkers::HostWorkers(uint32_t threads) {
   KVPOOL_CHECK(threads >= 1 && threads <= 1024, "%u threads", threads);
   for (uint32_t worker = 1; worker < threads; ++worker)
-    threads_.emplace_back([this, worker] { Loop(worker); });
+    threads_.push_back(NamedThread("host-worker", [this, worker] { Loop(worker); }));
 }
 
 HostWorkers::~HostWorkers() {
