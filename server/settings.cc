@@ -190,8 +190,7 @@ void AddDaemonFlags(CommandLine* line, Flags* flags) {
       "tier-encryption-keys", &line->settings.tier_encryption_keys,
       "file of lines TENANT KEY: values in file:, resp: and s3: are encrypted with AES-256-GCM. KEY is 64 "
       "hexadecimal digits, or none; a tenant's first line writes, the others read; TENANT * is for all that "
-      "no "
-      "line names. The file may change at any time; empty: values lie as they are");
+      "no line names. The file may change at any time; empty: values lie as they are");
   AddSize("tier-buffer", &daemon.tier_buffer_bytes, kLeastTierBuffer,
           "memory for copies on their way to the tier, and again as much for those from it; with a GPU it is "
           "page-locked, and taken at the start. Each tier that encrypts takes as much besides at most",

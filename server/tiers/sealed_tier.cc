@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/support/named_thread.h"
 #include "proto/support/status_macros.h"
 #include "server/base/log.h"
 #include "server/tiers/buffer_arena.h"
@@ -36,7 +37,8 @@ SealedTier::SealedTier(std::unique_ptr<Tier> behind, std::shared_ptr<EncryptionK
       up_(WholePages(most_sealed_bytes_), std::move(up)),
       down_(WholePages(most_sealed_bytes_), std::move(down)),
       behind_(std::move(behind)) {
-  for (int i = 0; i < options.threads; ++i) threads_.emplace_back([this] { Work(); });
+  for (int i = 0; i < options.threads; ++i)
+    threads_.push_back(NamedThread("sealed-tier", [this] { Work(); }));
 }
 
 SealedTier::~SealedTier() {
