@@ -9,7 +9,8 @@
 //   one that was sealed with another key     kMiss            stays, as the key may come back, and is shut
 //   one that its tag does not cover          kCorrupt         is shut
 //
-// What is shut is not there for anybody who asks, until the keys change, or a store of the same key takes its place.
+// What is shut is not there for anybody who asks, until the keys change, or a store of the same key takes its place: one of this
+// daemon, since only that can know of it.
 #ifndef KVPOOL_SERVER_TIERS_SEALED_TIER_H_
 #define KVPOOL_SERVER_TIERS_SEALED_TIER_H_
 
@@ -39,8 +40,8 @@ namespace kvpool {
 class SealedTier final : public Tier {
  public:
   struct Options {
-    uint64_t buffer_bytes =
-        0;            // Sealed values on their way up take so much, and those on their way down again.
+    // Sealed values on their way up take so much, and those on their way down again.
+    uint64_t buffer_bytes = 0;
     int threads = 2;  // One seals or opens some 3 GB/s.
   };
   // Values that may wait. The buffers that they come in have a bound in bytes besides.
