@@ -57,8 +57,8 @@ struct OpenedTiers {
 // What all of them have in common.
 struct TierSettings {
   std::string key_file;  // Empty: the secret is in the folder of a file tier, or in `state_dir`.
-  std::string
-      encryption_keys;  // File of the keys that what outlives the daemon is sealed with; empty: it is not.
+  // File of the keys that what outlives the daemon is sealed with; empty: it is not.
+  std::string encryption_keys;
   std::string state_dir;
   uint64_t buffer_bytes = 0;  // A tier that seals has so much of its own each way, as the daemon has for all.
 };
