@@ -27,6 +27,7 @@ struct MatchHit {
   v1::MissReason miss = v1::MISS_REASON_NONE;
   uint64_t below_tokens = 0;  // So many more are in a tier: see v1::MatchResult.
   uint32_t below_ms = 0;      // When they could be here; 0: not known.
+  bool may_be_below = false;  // More may be there. A match that waits asks.
 };
 
 // What became of sealed blocks.

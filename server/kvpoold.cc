@@ -183,8 +183,8 @@ absl::Status Kvpoold::Open(const Settings& settings) {
   options.epoch = state_dir_.epoch();
   options.began_ms = began_ms;
   options.access = access_;
-  options.device_capacity_bytes = std::move(opened.capacity_bytes);
-  if (!settings.tiers.empty()) {
+  if (!settings.tiers.empty() || !settings.tier_key_file.empty()) {
+    const uint64_t served_host_bytes = ServedHostBytes(opened);
     ASSIGN_OR_RETURN(OpenedTiers tiers,
                      OpenTiers(settings.tiers, {.key_file = settings.tier_key_file,
                                                 .encryption_keys = settings.tier_encryption_keys,
@@ -198,7 +198,15 @@ absl::Status Kvpoold::Open(const Settings& settings) {
     }
     options.tiers = std::move(tiers.members);
     options.tier_secret = std::move(tiers.secret);
+    options.name_tier = [site = TierSite{.key_file = settings.tier_key_file,
+                                         .secret = options.tier_secret,
+                                         .seal = std::move(tiers.seal),
+                                         .served_host_bytes = served_host_bytes}](const std::string& spec) {
+      return NameTier(site, spec);
+    };
+    options.next_tiers = [this] { return TiersOfToday(); };
   }
+  options.device_capacity_bytes = std::move(opened.capacity_bytes);
   // Nothing has hashed a key yet.
   SetKeyHashWords(RandomKeyHashWords());
   ASSIGN_OR_RETURN(daemon_,
@@ -266,6 +274,13 @@ absl::Status Kvpoold::Open(const Settings& settings) {
 }
 
 Kvpoold::~Kvpoold() { Stop(); }
+
+absl::StatusOr<std::vector<std::string>> Kvpoold::TiersOfToday() const {
+  ASSIGN_OR_RETURN(const Settings settings, ParseSettings(arguments_));
+  std::vector<std::string> tiers;
+  for (const TierOptions& tier : settings.tiers) tiers.push_back(tier.text);
+  return tiers;
+}
 
 bool Kvpoold::BeginEnd() {
   ending_ = true;

@@ -60,6 +60,8 @@ class Kvpoold {
   Kvpoold(std::unique_ptr<KeeperLink> keeper, Place place, StateDir state_dir)
       : keeper_(std::move(keeper)), place_(std::move(place)), state_dir_(std::move(state_dir)) {}
   absl::Status Open(const Settings& settings);
+  // What --tier says in the flags, and in the config files as they are now.
+  absl::StatusOr<std::vector<std::string>> TiersOfToday() const;
   // The operator's call: looks whether this process may end for another one, and has the keeper and main know.
   absl::Status Upgrade(const Peer& peer, const v1::UpgradeRequest& request, v1::UpgradeResponse* response);
   absl::Status PrepareUpgrade(const Peer& peer, const v1::UpgradeRequest& request,

@@ -80,7 +80,7 @@ absl::Status Kvpoold::PrepareUpgrade(const Peer& peer, const v1::UpgradeRequest&
     return absl::FailedPreconditionError("the keeper is gone, and nothing outlives this process");
   const auto ends = absl::FailedPreconditionError("this process was asked to end: start the next one then");
   if (ending_) return ends;
-  if (!request.binary().empty()) RETURN_IF_ERROR(CheckMayNameProgram(peer));
+  if (!request.binary().empty()) RETURN_IF_ERROR(CheckIsDaemonsUser(peer, "name a program"));
   const std::string& path = request.binary().empty() ? program_ : request.binary();
   ProgramNeeds needs;
   if (!request.cold()) needs.tables = daemon_->KeptTables();
@@ -104,6 +104,10 @@ absl::Status Kvpoold::PrepareUpgrade(const Peer& peer, const v1::UpgradeRequest&
   response->set_version(Version());
   response->set_daemon_epoch(state_dir_.epoch());
   response->set_binary(path);
+  for (const std::string& change : daemon_->TierChanges()) {
+    LogWarning("the next daemon has other tiers", {{"change", change}});
+    response->add_tier_changes(change);
+  }
   return absl::OkStatus();
 }
 

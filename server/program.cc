@@ -72,14 +72,6 @@ absl::StatusOr<std::optional<Mark>> FindMark(const std::string& path, int file) 
 
 }  // namespace
 
-absl::Status CheckMayNameProgram(const Peer& peer) {
-  const bool trusted = peer.process != nullptr && (peer.process->uid == 0 || peer.process->uid == geteuid());
-  if (trusted) return absl::OkStatus();
-  return absl::PermissionDeniedError(absl::StrCat(
-      "only root and uid ", geteuid(),
-      ", as which the daemon runs, may name a program, on the Unix socket; the caller is ", Describe(peer)));
-}
-
 absl::StatusOr<NextProgram> OpenProgram(const std::string& path, const ProgramNeeds& needs) {
   if (path.empty() || path[0] != '/' || path.find('\0') != std::string::npos)
     return absl::InvalidArgumentError(absl::StrCat("binary is \"", path, "\"; must be an absolute path"));

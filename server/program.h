@@ -12,13 +12,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/support/unique_fd.h"
-#include "server/access/peer.h"
 #include "server/space/space_table.h"
 
 namespace kvpool {
-
-// PERMISSION_DENIED: the peer is not root, nor the user that it would run as, or is on the network.
-absl::Status CheckMayNameProgram(const Peer& peer);
 
 struct ProgramNeeds {
   // The tables that it has to read. Those of this build may come to be kept at any time, if anything is.

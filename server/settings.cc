@@ -185,7 +185,8 @@ void AddDaemonFlags(CommandLine* line, Flags* flags) {
   flags->Add(
       "tier-key-file", &line->settings.tier_key_file,
       "file with the secret, 32 bytes or more, that keys in tiers are derived from; empty: one is made in "
-      "the file tier's folder, or in --state-dir. Nodes that share a tier have the same one");
+      "the file tier's folder, or in --state-dir. Nodes that share a tier have the same one. Without --tier "
+      "it lets operators attach tiers later");
   flags->Add(
       "tier-encryption-keys", &line->settings.tier_encryption_keys,
       "file of lines TENANT KEY: values in file:, resp: and s3: are encrypted with AES-256-GCM. KEY is 64 "
@@ -425,21 +426,11 @@ absl::Status Finish(const CommandLine& line, Settings* settings) {
     ASSIGN_OR_RETURN(settings->tiers.emplace_back(), ParseTierOptions(text));
   }
   RETURN_IF_ERROR(CheckTogether(settings->tiers));
-  if (settings->tiers.empty() && !settings->tier_key_file.empty()) {
-    return BadFlag("tier-key-file", settings->tier_key_file, "is for --tier");
-  }
-  const bool lasts = std::any_of(settings->tiers.begin(), settings->tiers.end(),
-                                 [](const TierOptions& tier) { return tier.kind != TierKind::kHost; });
-  if (!lasts && !settings->tier_encryption_keys.empty()) {
+  for (const TierOptions& tier : settings->tiers)
+    RETURN_IF_ERROR(CheckTierKeyFile(tier, settings->tier_key_file));
+  if (settings->tiers.empty() && settings->tier_key_file.empty() && !settings->tier_encryption_keys.empty()) {
     return BadFlag("tier-encryption-keys", settings->tier_encryption_keys,
-                   "is for --tier=file:..., resp:... or s3:...: host memory is gone with the daemon");
-  }
-  const bool shared = std::any_of(settings->tiers.begin(), settings->tiers.end(),
-                                  [](const TierOptions& tier) { return IsShared(tier.kind); });
-  if (shared && settings->tier_key_file.empty()) {
-    return BadFlag("tier-key-file", "",
-                   "must name a file with the secret that all nodes of --tier=resp:... or s3:... have: 32 to "
-                   "4096 bytes");
+                   "is for --tier, or for tiers that are attached, which need --tier-key-file");
   }
   settings->shutdown_grace = absl::ToChronoMilliseconds(line.shutdown_grace);
   settings->tier_flush = absl::ToChronoMilliseconds(line.tier_flush);

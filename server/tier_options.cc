@@ -306,10 +306,8 @@ absl::string_view NameOf(TierKind kind) {
   return "";
 }
 
-}  // namespace
-
-absl::StatusOr<TierOptions> ParseTierOptions(std::string_view text) {
-  absl::string_view place(text.data(), text.size());
+absl::StatusOr<TierOptions> ParseKind(absl::string_view text) {
+  absl::string_view place = text;
   // All of it is named.
   const bool host = absl::ConsumePrefix(&place, "host:");
   const std::vector<absl::string_view> words = absl::StrSplit(place, ',');
@@ -327,6 +325,24 @@ absl::StatusOr<TierOptions> ParseTierOptions(std::string_view text) {
   return Wrong(absl::StrCat("\"", words[0], "\" begins with none of host:, file:, resp: and s3:"));
 }
 
+std::string KeyFileOf(const std::string& folder) { return folder + "/key"; }
+
+// What outlives the daemon is behind one that seals, where there are keys.
+absl::StatusOr<std::shared_ptr<Tier>> Sealed(std::unique_ptr<Tier> tier, const TierSeal& seal) {
+  if (seal.keys == nullptr || !tier->lasting()) return tier;
+  ASSIGN_OR_RETURN(std::unique_ptr<SealedTier> sealed,
+                   SealedTier::Make(std::move(tier), seal.keys, {.buffer_bytes = seal.buffer_bytes}));
+  return sealed;
+}
+
+}  // namespace
+
+absl::StatusOr<TierOptions> ParseTierOptions(std::string_view text) {
+  ASSIGN_OR_RETURN(TierOptions options, ParseKind({text.data(), text.size()}));
+  options.text = std::string(text);
+  return options;
+}
+
 absl::Status CheckTogether(const std::vector<TierOptions>& tiers) {
   if (tiers.size() > TierSet::kMost) {
     return absl::InvalidArgumentError(
@@ -342,19 +358,37 @@ absl::Status CheckTogether(const std::vector<TierOptions>& tiers) {
   return absl::OkStatus();
 }
 
-absl::Status CheckHostMemory(const std::vector<TierOptions>& tiers, const OpenedDevices& opened) {
+absl::Status CheckTierKeyFile(const TierOptions& tier, const std::string& key_file) {
+  const bool shared = tier.kind == TierKind::kResp || tier.kind == TierKind::kS3;
+  if (!shared || !key_file.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "--tier-key-file=: must name a file with the secret that all nodes of --tier=resp:... or s3:... have: "
+      "32 to "
+      "4096 bytes");
+}
+
+uint64_t ServedHostBytes(const OpenedDevices& opened) {
   uint64_t served = 0;
   for (size_t i = 0; i < opened.devices.size(); ++i) {
     if (opened.devices[i]->uuid_bytes().empty()) served += opened.capacity_bytes[i];
   }
+  return served;
+}
+
+absl::Status CheckHostMemory(const TierOptions& tier, uint64_t served_bytes) {
   const MemoryLimit memory = UsableMemory();
-  for (const TierOptions& tier : tiers) {
-    if (tier.kind != TierKind::kHost || tier.capacity_bytes <= memory.bytes - std::min(served, memory.bytes))
-      continue;
-    return absl::InvalidArgumentError(absl::StrCat("--tier: host: capacity is ", tier.capacity_bytes,
-                                                   " bytes, beside ", served, " of --capacity; there are ",
-                                                   memory.bytes, " (", memory.source, ")"));
+  if (tier.kind != TierKind::kHost ||
+      tier.capacity_bytes <= memory.bytes - std::min(served_bytes, memory.bytes)) {
+    return absl::OkStatus();
   }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--tier: host: capacity is ", tier.capacity_bytes, " bytes, beside ", served_bytes,
+                   " of --capacity; there are ", memory.bytes, " (", memory.source, ")"));
+}
+
+absl::Status CheckHostMemory(const std::vector<TierOptions>& tiers, const OpenedDevices& opened) {
+  const uint64_t served = ServedHostBytes(opened);
+  for (const TierOptions& tier : tiers) RETURN_IF_ERROR(CheckHostMemory(tier, served));
   return absl::OkStatus();
 }
 
@@ -364,25 +398,35 @@ absl::StatusOr<OpenedTiers> OpenTiers(const std::vector<TierOptions>& tiers, con
   std::vector<std::unique_ptr<Tier>> plain;
   for (const TierOptions& options : tiers) {
     ASSIGN_OR_RETURN(plain.emplace_back(), OpenTier(options));
-    if (options.kind == TierKind::kFile) own_file = options.path + "/key";
+    if (options.kind == TierKind::kFile) own_file = KeyFileOf(options.path);
   }
   ASSIGN_OR_RETURN(opened.secret, settings.key_file.empty()
                                       ? ReadOrMakeTierSecret("tier", own_file)
                                       : ReadTierSecret("tier-key-file", settings.key_file));
-  std::shared_ptr<EncryptionKeyFile> keys;
   if (!settings.encryption_keys.empty()) {
-    ASSIGN_OR_RETURN(
-        keys, EncryptionKeyFile::Open("tier-encryption-keys", settings.encryption_keys, opened.secret));
+    ASSIGN_OR_RETURN(opened.seal.keys, EncryptionKeyFile::Open("tier-encryption-keys",
+                                                               settings.encryption_keys, opened.secret));
+    opened.seal.buffer_bytes = settings.buffer_bytes;
   }
   for (size_t i = 0; i < tiers.size(); ++i) {
-    std::unique_ptr<Tier> tier = std::move(plain[i]);
-    if (keys != nullptr && tier->lasting()) {
-      ASSIGN_OR_RETURN(tier,
-                       SealedTier::Make(std::move(tier), keys, {.buffer_bytes = settings.buffer_bytes}));
-    }
-    opened.members.push_back({std::move(tier), tiers[i].rule});
+    ASSIGN_OR_RETURN(std::shared_ptr<Tier> tier, Sealed(std::move(plain[i]), opened.seal));
+    opened.members.push_back({.tier = std::move(tier), .rule = tiers[i].rule, .spec = tiers[i].text});
   }
   return opened;
+}
+
+absl::StatusOr<NamedTier> NameTier(const TierSite& site, const std::string& text) {
+  ASSIGN_OR_RETURN(const TierOptions options, ParseTierOptions(text));
+  RETURN_IF_ERROR(CheckTierKeyFile(options, site.key_file));
+  RETURN_IF_ERROR(CheckHostMemory(options, site.served_host_bytes));
+  const absl::string_view name = NameOf(options.kind);
+  return NamedTier{.name = std::string(name), .open = [site, options]() -> absl::StatusOr<TierMember> {
+                     ASSIGN_OR_RETURN(std::unique_ptr<Tier> plain, OpenTier(options));
+                     if (options.kind == TierKind::kFile && site.key_file.empty())
+                       RETURN_IF_ERROR(KeepTierSecret("tier", KeyFileOf(options.path), site.secret));
+                     ASSIGN_OR_RETURN(std::shared_ptr<Tier> tier, Sealed(std::move(plain), site.seal));
+                     return TierMember{.tier = std::move(tier), .rule = options.rule, .spec = options.text};
+                   }};
 }
 
 }  // namespace kvpool

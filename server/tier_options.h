@@ -13,12 +13,15 @@
 #define KVPOOL_SERVER_TIER_OPTIONS_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/daemon/options.h"
 #include "server/devices.h"
+#include "server/tiers/encryption_keys.h"
 #include "server/tiers/resp_tier.h"
 #include "server/tiers/s3_tier.h"
 #include "server/tiers/tier_set.h"
@@ -35,10 +38,8 @@ struct TierOptions {
   std::string password_file;
   S3Tier::Options s3;  // An s3 tier's; an empty region is that of the environment.
   TierRule rule;
+  std::string text;  // All of it, as it was written.
 };
-
-// Nodes find in it what others have written.
-inline bool IsShared(TierKind kind) { return kind == TierKind::kResp || kind == TierKind::kS3; }
 
 // INVALID_ARGUMENT says which part is wrong, and what it may be.
 absl::StatusOr<TierOptions> ParseTierOptions(std::string_view text);
@@ -46,15 +47,15 @@ absl::StatusOr<TierOptions> ParseTierOptions(std::string_view text);
 // INVALID_ARGUMENT: they are too many, or two are of one kind, and metrics could not tell them apart.
 absl::Status CheckTogether(const std::vector<TierOptions>& tiers);
 
+// INVALID_ARGUMENT: nodes find in the tier what others have written, and --tier-key-file names no secret that all of them have.
+absl::Status CheckTierKeyFile(const TierOptions& tier, const std::string& key_file);
+
 // INVALID_ARGUMENT: a host tier and the host memory that is served are more than there is.
 absl::Status CheckHostMemory(const std::vector<TierOptions>& tiers, const OpenedDevices& opened);
+uint64_t ServedHostBytes(const OpenedDevices& opened);
+absl::Status CheckHostMemory(const TierOptions& tier, uint64_t served_bytes);
 
-// Tiers that are open, and the secret that their keys are derived from.
-struct OpenedTiers {
-  std::vector<TierMember> members;
-  std::string secret;
-};
-// What all of them have in common.
+// What all tiers of a daemon have in common.
 struct TierSettings {
   std::string key_file;  // Empty: the secret is in the folder of a file tier, or in `state_dir`.
   // File of the keys that what outlives the daemon is sealed with; empty: it is not.
@@ -62,8 +63,31 @@ struct TierSettings {
   std::string state_dir;
   uint64_t buffer_bytes = 0;  // A tier that seals has so much of its own each way, as the daemon has for all.
 };
+// What tiers are sealed with.
+struct TierSeal {
+  std::shared_ptr<EncryptionKeyFile> keys;  // Null: they are not.
+  uint64_t buffer_bytes = 0;                // See TierSettings.
+};
+// Tiers that are open, and the secret that their keys are derived from.
+struct OpenedTiers {
+  std::vector<TierMember> members;
+  std::string secret;
+  TierSeal seal;
+};
 // Errors begin with the flag's name.
 absl::StatusOr<OpenedTiers> OpenTiers(const std::vector<TierOptions>& tiers, const TierSettings& settings);
+
+// What a daemon is that attaches a tier.
+struct TierSite {
+  std::string key_file;  // See OpenTiers.
+  std::string secret;
+  TierSeal seal;
+  uint64_t served_host_bytes = 0;
+};
+// A tier that an operator attaches. INVALID_ARGUMENT: as for one that --tier names. When it is opened, a folder without a
+// secret gets that of the daemon, so that a start with the folder finds what is written there. FAILED_PRECONDITION then: it has
+// another one.
+absl::StatusOr<NamedTier> NameTier(const TierSite& site, const std::string& text);
 
 }  // namespace kvpool
 

@@ -20,6 +20,7 @@ namespace kvpool::ctl {
 namespace {
 
 using tools::HumanCount;
+using tools::Printable;
 
 constexpr uint64_t kMostBlocks = std::numeric_limits<uint32_t>::max();
 constexpr uint64_t kMostGroups = 15;
@@ -61,11 +62,102 @@ class RecoveredCommand : public Command {
 
 class TierCommand : public Command {
  public:
+  void AddFlags(Flags* flags) override {
+    flags->Add("tier", &spec_, "attach: the tier, as --tier of kvpoold writes it");
+    flags->Add("write", &write_, "attach: when blocks are written to it; the same as write= in --tier");
+    flags->Add("cancel", &cancel_, "drain: have it written to again");
+    // A folder with much in it is read before it is attached, and a slow store answers late.
+    flags->SetDefault("deadline", "1m");
+  }
+  absl::Status TakeArguments(const std::vector<std::string>& arguments) override {
+    const std::string verb = arguments.empty() ? "" : arguments[0];
+    verb_ = verb == "attach"   ? Verb::kAttach
+            : verb == "drain"  ? Verb::kDrain
+            : verb == "detach" ? Verb::kDetach
+                               : Verb::kList;
+    const size_t words = verb_ == Verb::kList ? 0 : verb_ == Verb::kAttach ? 1 : 2;
+    if (arguments.size() != words) {
+      return absl::InvalidArgumentError(
+          "expected nothing more, or: attach --tier=SPEC, drain NAME, detach NAME; kvpoolctl tier lists "
+          "names");
+    }
+    if (words == 2) tier_ = arguments[1];
+    return absl::OkStatus();
+  }
+  absl::Status Check(const Flags& flags) override {
+    if ((verb_ == Verb::kAttach) != !spec_.empty())
+      return absl::InvalidArgumentError("tier attach needs --tier=SPEC, which nothing else takes");
+    if (flags.given("write") && spec_.empty())
+      return absl::InvalidArgumentError("--write is for tier attach");
+    if (cancel_ && verb_ != Verb::kDrain) return absl::InvalidArgumentError("--cancel is for tier drain");
+    return absl::OkStatus();
+  }
   absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
+    switch (verb_) {
+      case Verb::kAttach:
+        return Attach(daemon, output);
+      case Verb::kDrain:
+        return Drain(daemon, output);
+      case Verb::kDetach:
+        return Detach(daemon, output);
+      case Verb::kList:
+        break;
+    }
     ASSIGN_OR_RETURN(const v1::ListTiersResponse tiers, daemon->ListTiers({}));
     output.Print(tiers, RenderTiers(tiers));
     return absl::OkStatus();
   }
+
+ private:
+  enum class Verb { kList, kAttach, kDrain, kDetach };
+
+  // What is left of --deadline is for the answer.
+  static uint32_t TimeoutMs(const tools::OperatorClient& daemon) {
+    return static_cast<uint32_t>(absl::ToInt64Milliseconds(daemon.deadline()) * 9 / 10);
+  }
+  absl::Status Attach(tools::OperatorClient* daemon, const Output& output) const {
+    v1::AttachTierRequest request;
+    request.set_spec(write_.empty() ? spec_ : absl::StrCat(spec_, ",write=", write_));
+    request.set_timeout_ms(TimeoutMs(*daemon));
+    ASSIGN_OR_RETURN(const v1::AttachTierResponse answer, daemon->AttachTier(request));
+    output.Print(answer, absl::StrCat("Tier ", answer.tier(), " at ", Printable(answer.path()),
+                                      " is attached, with ", HumanCount(answer.values(), "value"),
+                                      ", until the daemon ends. The next one has it if flags or config file "
+                                      "name it: tier = ",
+                                      request.spec(), "\n"));
+    return absl::OkStatus();
+  }
+  absl::Status Drain(tools::OperatorClient* daemon, const Output& output) const {
+    v1::DrainTierRequest request;
+    request.set_tier(tier_);
+    request.set_timeout_ms(TimeoutMs(*daemon));
+    request.set_cancel(cancel_);
+    ASSIGN_OR_RETURN(const v1::DrainTierResponse answer, daemon->DrainTier(request));
+    output.Print(answer, cancel_ ? absl::StrCat("Tier ", tier_, " is written to again\n")
+                                 : absl::StrCat("Tier ", tier_, " is not written to any more; ",
+                                                HumanCount(answer.writes(), "write"), " under way\n"));
+    if (answer.writes() == 0) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat("tier ", tier_, " has not answered all of its writes in time"));
+  }
+  absl::Status Detach(tools::OperatorClient* daemon, const Output& output) const {
+    v1::DetachTierRequest request;
+    request.set_tier(tier_);
+    request.set_timeout_ms(TimeoutMs(*daemon));
+    ASSIGN_OR_RETURN(const v1::DetachTierResponse answer, daemon->DetachTier(request));
+    const std::string left = absl::StrCat(HumanCount(answer.reads(), "read"), " and ",
+                                          HumanCount(answer.writes(), "write"), " under way");
+    output.Print(answer, answer.detached()
+                             ? absl::StrCat("Tier ", tier_, " is detached\n")
+                             : absl::StrCat("Tier ", tier_, " is being detached: ", left, "\n"));
+    if (answer.detached()) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat("tier ", tier_, " is not closed yet, and asked for nothing more: detach it again"));
+  }
+
+  std::string spec_, write_, tier_;
+  Verb verb_ = Verb::kList;
+  bool cancel_ = false;
 };
 
 class SessionsCommand : public Command {
@@ -536,7 +628,13 @@ class UpgradeCommand : public Command {
     const std::string now = absl::StrFormat(
         "kvpoold %s, epoch %d, serves in place of %s, epoch %d; no answer for %.0f ms", after.version(),
         after.daemon_epoch(), before.version(), before.daemon_epoch(), gap_ms);
-    output.Print(document, absl::StrCat(now, "; ", HumanCount(after.sessions(), "session"), " open\n"));
+    std::string text = absl::StrCat(now, "; ", HumanCount(after.sessions(), "session"), " open\n");
+    google::protobuf::ListValue& changes = *fields["tier_changes"].mutable_list_value();
+    for (const std::string& change : before.tier_changes()) {
+      changes.add_values()->set_string_value(change);
+      absl::StrAppend(&text, "Other tiers: ", Printable(change), "\n");
+    }
+    output.Print(document, text);
     if (done) return absl::OkStatus();
     return absl::FailedPreconditionError(absl::StrCat(before.binary(),
                                                       " did not take over: ", after.last_upgrade().reason(),
@@ -560,7 +658,7 @@ constexpr CommandEntry kCommands[] = {
     {"spaces", "spaces: memory, layout, blocks by state", &Make<SpacesCommand>},
     {"recovered", "what the last start found of the daemon before, and what it dropped",
      &Make<RecoveredCommand>},
-    {"tier", "what is below the pool, and what went down and came up", &Make<TierCommand>},
+    {"tier", "what is below the pool; tier attach, drain and detach change it", &Make<TierCommand>},
     {"sessions", "sessions, their processes and what they hold", &Make<SessionsCommand>},
     {"blocks", "blocks of a space", &Make<BlocksCommand>},
     {"explain", "why a block is here, or a prefix is not", &Make<ExplainCommand>},

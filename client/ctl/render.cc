@@ -215,15 +215,20 @@ std::string RenderRecovery(const v1::GetRecoveryResponse& recovery) {
 }
 
 std::string RenderTiers(const v1::ListTiersResponse& tiers) {
-  if (tiers.tiers().empty()) return "No tiers: what is evicted is gone (kvpoold --tier).\n";
-  Table table({"TIER", "PATH", "WRITE", ">USED", ">CAPACITY", ">USED %", ">VALUES", ">WAITING", ">READ",
-               ">WRITTEN", ">LATENCY", ">SPEED"});
+  std::string next;
+  for (const std::string& spec : tiers.only_next())
+    absl::StrAppend(&next, "The next daemon has another one: ", Printable(spec), "\n");
+  if (tiers.tiers().empty())
+    return absl::StrCat("No tiers: what is evicted is gone (kvpoold --tier, kvpoolctl tier attach).\n", next);
+  Table table({"TIER", "STATE", "PATH", "WRITE", ">USED", ">CAPACITY", ">USED %", ">VALUES", ">WAITING",
+               ">READ", ">WRITTEN", ">LATENCY", ">SPEED"});
   std::string counts;
   for (const v1::TierInfo& tier : tiers.tiers()) {
     const bool known = tier.capacity_bytes() > 0;
     const double speed = tier.load_bytes_per_second();
     table.Add(
-        {tier.tier(), tier.path(), tier.write(), known ? HumanBytes(tier.bytes()) : "-",
+        {tier.tier(), EnumText(v1::TierState_Name(tier.state()), "TIER_STATE_", tier.state()), tier.path(),
+         tier.write(), known ? HumanBytes(tier.bytes()) : "-",
          known ? HumanBytes(tier.capacity_bytes()) : "-",
          known ? Percent(static_cast<double>(tier.bytes()), static_cast<double>(tier.capacity_bytes())) : "-",
          HumanCount(tier.values()), HumanCount(tier.waiting()), HumanBytes(tier.loaded_bytes()),
@@ -238,6 +243,11 @@ std::string RenderTiers(const v1::ListTiersResponse& tiers) {
                         HumanCount(tier.evicted()), HumanCount(tier.missed()), HumanCount(tier.corrupt()),
                         HumanCount(tier.late()), HumanCount(tier.full()), HumanCount(tier.failed()),
                         HumanCount(tier.no_key())));
+    if (!tier.next_has_it() && tier.state() != v1::TIER_STATE_UNSPECIFIED) {
+      absl::StrAppend(&next, "The next daemon does not have ", Printable(tier.tier()),
+                      tier.by_operator() ? ", which was attached to this one" : "",
+                      ": neither its flags nor its config files name it so\n");
+    }
     if (tier.nodes() > 0) {
       absl::StrAppend(&counts, "        ", HumanCount(tier.nodes(), "node"), ", ",
                       HumanCount(tier.nodes_down()),
@@ -263,7 +273,8 @@ std::string RenderTiers(const v1::ListTiersResponse& tiers) {
                                     HumanCount(all.forecasts()), 1000 * all.forecast_seconds() / n,
                                     1000 * all.taken_seconds() / n, 1000 * all.error_seconds() / n));
   }
-  return absl::StrCat(table.Text(), "\nSince start, values and blocks\n", counts);
+  return absl::StrCat(table.Text(), next, "\nSince they were attached, values; since start, blocks\n",
+                      counts);
 }
 
 std::string RenderPolicies(const v1::GetPoliciesResponse& policies) {

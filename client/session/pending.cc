@@ -15,6 +15,7 @@ absl::StatusOr<MatchHit> Take(AnswerState* state, MatchHit*) {
   hit.miss = result.miss();
   hit.below_tokens = result.below_tokens();
   hit.below_ms = result.below_ms();
+  hit.may_be_below = result.may_be_below();
   for (const v1::GroupHit& group : result.groups()) {
     Blocks& blocks = hit.groups.emplace_back(state->session, group.blocks_size());
     for (int i = 0; i < group.blocks_size(); ++i) blocks.slots()[i] = BlockRef::Unpack(group.blocks(i));

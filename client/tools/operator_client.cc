@@ -126,6 +126,8 @@ class OperatorClient::Rep {
         channel_(std::move(channel)),
         stub_(v1::Operator::NewStub(channel_)) {}
 
+  absl::Duration deadline() const { return endpoint_.deadline; }
+
   template <typename Request, typename Response>
   absl::StatusOr<Response> Call(grpc::Status (v1::Operator::Stub::*method)(grpc::ClientContext*,
                                                                            const Request&, Response*),
@@ -201,6 +203,8 @@ class OperatorClient::Rep {
 OperatorClient::OperatorClient(std::unique_ptr<Rep> rep) : rep_(std::move(rep)) {}
 OperatorClient::~OperatorClient() = default;
 
+absl::Duration OperatorClient::deadline() const { return rep_->deadline(); }
+
 absl::StatusOr<std::unique_ptr<OperatorClient>> OperatorClient::Open(const Endpoint& endpoint) {
   ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, OpenChannel(endpoint));
   return std::unique_ptr<OperatorClient>(
@@ -257,6 +261,15 @@ absl::StatusOr<v1::GetRecoveryResponse> OperatorClient::GetRecovery(const v1::Ge
 }
 absl::StatusOr<v1::ListTiersResponse> OperatorClient::ListTiers(const v1::ListTiersRequest& request) {
   return rep_->Call(&v1::Operator::Stub::ListTiers, request);
+}
+absl::StatusOr<v1::AttachTierResponse> OperatorClient::AttachTier(const v1::AttachTierRequest& request) {
+  return rep_->Call(&v1::Operator::Stub::AttachTier, request);
+}
+absl::StatusOr<v1::DrainTierResponse> OperatorClient::DrainTier(const v1::DrainTierRequest& request) {
+  return rep_->Call(&v1::Operator::Stub::DrainTier, request);
+}
+absl::StatusOr<v1::DetachTierResponse> OperatorClient::DetachTier(const v1::DetachTierRequest& request) {
+  return rep_->Call(&v1::Operator::Stub::DetachTier, request);
 }
 absl::StatusOr<v1::UpgradeResponse> OperatorClient::Upgrade(const v1::UpgradeRequest& request) {
   return rep_->Call(&v1::Operator::Stub::Upgrade, request);

@@ -29,6 +29,8 @@ class OperatorClient {
   // INVALID_ARGUMENT: a PEM file is missing or can't be read.
   static absl::StatusOr<std::unique_ptr<OperatorClient>> Open(const Endpoint& endpoint);
   ~OperatorClient();
+  // The longest wait for an answer.
+  absl::Duration deadline() const;
 
   absl::StatusOr<v1::EvictResponse> Evict(const v1::EvictRequest& request);
   absl::StatusOr<v1::ListSpacesResponse> ListSpaces(const v1::ListSpacesRequest& request);
@@ -46,6 +48,9 @@ class OperatorClient {
   absl::StatusOr<v1::SetShareResponse> SetShare(const v1::SetShareRequest& request);
   absl::StatusOr<v1::GetRecoveryResponse> GetRecovery(const v1::GetRecoveryRequest& request);
   absl::StatusOr<v1::ListTiersResponse> ListTiers(const v1::ListTiersRequest& request);
+  absl::StatusOr<v1::AttachTierResponse> AttachTier(const v1::AttachTierRequest& request);
+  absl::StatusOr<v1::DrainTierResponse> DrainTier(const v1::DrainTierRequest& request);
+  absl::StatusOr<v1::DetachTierResponse> DetachTier(const v1::DetachTierRequest& request);
   absl::StatusOr<v1::UpgradeResponse> Upgrade(const v1::UpgradeRequest& request);
   // What the daemon that comes after the one with this epoch says first. UNAVAILABLE: none came until then.
   absl::StatusOr<v1::GetStatsResponse> AwaitAfter(uint64_t epoch, absl::Time give_up);

@@ -1,5 +1,7 @@
 #include "server/access/peer.h"
 
+#include <unistd.h>
+
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -15,6 +17,14 @@ std::string Describe(const Peer& peer) {
   const PeerCredentials& process = *peer.process;
   return absl::StrCat("uid ", process.uid, " (gid ", process.gid, ", pid ", process.pid, ", cgroup ",
                       process.cgroup.empty() ? "not known" : absl::CHexEscape(process.cgroup), ")");
+}
+
+absl::Status CheckIsDaemonsUser(const Peer& peer, std::string_view what) {
+  const bool trusted = peer.process != nullptr && (peer.process->uid == 0 || peer.process->uid == geteuid());
+  if (trusted) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat("only root and uid ", geteuid(),
+                                                  ", as which the daemon runs, may ", std::string(what),
+                                                  ", on the Unix socket; the caller is ", Describe(peer)));
 }
 
 }  // namespace kvpool

@@ -5,8 +5,10 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "server/base/peer_process.h"
 
 namespace kvpool {
@@ -20,6 +22,10 @@ struct Peer {
 
 // "uid 1000 (gid 1000, pid 17, cgroup /system.slice/vllm.service)", or address and names.
 std::string Describe(const Peer& peer);
+
+// PERMISSION_DENIED: the peer is not root, nor the user that this process runs as, or is on the network. `what` it may not do:
+// "name a program".
+absl::Status CheckIsDaemonsUser(const Peer& peer, std::string_view what);
 
 }  // namespace kvpool
 

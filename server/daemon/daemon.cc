@@ -14,6 +14,7 @@
 #include "server/daemon/slab_copier.h"
 #include "server/daemon/snapshot.h"
 #include "server/daemon/tier_mover.h"
+#include "server/daemon/tier_opening.h"
 #include "server/events/event_log.h"
 #include "server/replacement/policy.h"
 #include "server/scoring/device_runner.h"
@@ -44,16 +45,22 @@ absl::Status CheckShare(absl::string_view field, double value) {
 }
 
 absl::Status CheckTier(const DaemonOptions& options) {
-  if (options.tiers.empty()) return absl::OkStatus();
-  RETURN_IF_ERROR(CheckRange("tiers", options.tiers.size(), 1, TierSet::kMost));
+  if (options.tiers.empty() && options.tier_secret.empty()) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckRange("tiers", options.tiers.size(), 0, TierSet::kMost));
   return CheckRange("tier_secret in bytes", options.tier_secret.size(), kLeastTierSecretBytes,
                     kMostTierSecretBytes);
 }
 
-// What copies to and from tiers. Null: there is no tier.
+// The tiers are in the set alone: one that is detached is gone.
+DaemonOptions WithoutTiers(DaemonOptions options) {
+  options.tiers.clear();
+  return options;
+}
+
+// What copies to and from tiers. Null: there can be none.
 absl::StatusOr<std::unique_ptr<SlabCopier>> OpenSlabCopier(
     const DaemonOptions& options, const std::vector<std::unique_ptr<Device>>& devices) {
-  if (options.tiers.empty()) return nullptr;
+  if (options.tier_secret.empty()) return nullptr;
   absl::StatusOr<std::unique_ptr<SlabCopier>> copier = SlabCopier::Open(devices);
   if (copier.ok()) return copier;
   return absl::Status(copier.status().code(), absl::StrCat("--tier: ", copier.status().message()));
@@ -156,11 +163,12 @@ absl::Status Daemon::StartEventLog() {
 
 Daemon::Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>> devices, const Clock* clock,
                KeeperLink* keeper)
-    : options_(options),
+    : options_(WithoutTiers(options)),
       devices_(std::move(devices)),
       clock_(clock),
       keeper_(keeper),
-      tiers_(options.tiers.empty() ? nullptr : std::make_unique<TierSet>(options.tiers)),
+      tiers_(options.tier_secret.empty() ? nullptr : std::make_unique<TierSet>(options.tiers)),
+      tier_opening_(std::make_unique<TierOpening>()),
       new_spaces_policy_(options.policy) {
   std::vector<DeviceBudget::Capacity> capacities;
   for (size_t i = 0; i < devices_.size(); ++i) {

@@ -21,6 +21,7 @@
 //   daemon_policy.cc     GetPolicies, SetPolicy
 //   daemon_operator.cc   all other operator verbs
 //   daemon_snapshot.cc   Snapshot, for metrics
+//   daemon_tiers.cc      tiers that come and go
 //   daemon_verify.cc     sums of what was sealed
 //
 // Locks: the registry's mutex (sessions, spaces, tokens), then one mutex a space (its pool, its sessions'
@@ -79,6 +80,7 @@ class Registry;
 class RetiredCounters;
 class Session;
 class TierMover;
+class TierOpening;
 struct TierKey;
 struct KeptOfMember;
 class MemberLog;
@@ -177,6 +179,9 @@ class Daemon final : private SpaceOwner {
   absl::Status Erase(const v1::EraseRequest& request, v1::EraseResponse* response);
   absl::Status GetRecovery(const v1::GetRecoveryRequest& request, v1::GetRecoveryResponse* response);
   absl::Status ListTiers(const v1::ListTiersRequest& request, v1::ListTiersResponse* response);
+  absl::Status AttachTier(const v1::AttachTierRequest& request, v1::AttachTierResponse* response);
+  absl::Status DrainTier(const v1::DrainTierRequest& request, v1::DrainTierResponse* response);
+  absl::Status DetachTier(const v1::DetachTierRequest& request, v1::DetachTierResponse* response);
 
   DaemonSnapshot Snapshot();
   // So many have sessions.
@@ -190,7 +195,7 @@ class Daemon final : private SpaceOwner {
   // Runs the next part of an operation that waits for this device; false: none does. REQUIRES: no device_threads.
   bool RunDevicePart(size_t device);
   // One round of what moves blocks between pools and the tier. False: there is nothing to do now. REQUIRES: no
-  // housekeeping_thread, and there is a tier.
+  // housekeeping_thread, and there can be tiers.
   bool MoveTierOnce();
   // Copies what is resident and not below, for so long at most. Nothing comes up any more from then on.
   TierFlush FlushTier(std::chrono::milliseconds limit);
@@ -203,6 +208,8 @@ class Daemon final : private SpaceOwner {
   // ---- Before another daemon takes over
   // Which sessions could not come back to one that begins now, and why; empty: all could. REQUIRES: there is a keeper.
   std::string WhoCanNotComeBack();
+  // How the tiers of one that begins now differ from those of this one; for people.
+  std::vector<std::string> TierChanges();
   // What another program has to read: of all spaces that there are, and of those that may be made until it comes.
   std::vector<TableVersion> KeptTables() const;
   // From now on nothing changes but by calls to this object.
@@ -298,6 +305,8 @@ class Daemon final : private SpaceOwner {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(switching_mu_);
   // Gives spaces that were recovered the policy that new ones get. A million blocks take a second.
   void ReplaceStandIns() ABSL_LOCKS_EXCLUDED(switching_mu_);
+  // The tiers that a daemon begins with now, in the words of --tier.
+  absl::StatusOr<std::vector<std::string>> NextTiers() const;
   // The blocks of a tenant's space leave. Appends the names that they had below.
   void EraseFrom(Space* space, v1::EraseResponse* response, std::vector<TierKey>* names);
   // What it has below. True: the tier knows of nothing of it, and `known` says so.
@@ -317,7 +326,8 @@ class Daemon final : private SpaceOwner {
   void NoteAnswer();
   std::unique_ptr<DeviceBudget> budget_;
   std::unique_ptr<EventLog> event_log_;   // Spaces add to it. Null: nothing is recorded.
-  const std::unique_ptr<TierSet> tiers_;  // Spaces use it. Null: there is no tier.
+  const std::unique_ptr<TierSet> tiers_;  // Spaces use it. Null: there can be no tier.
+  const std::unique_ptr<TierOpening> tier_opening_;
   std::unique_ptr<Registry> registry_;
   std::unique_ptr<RetiredCounters> retired_;
   std::atomic<uint64_t> reconnects_{0};
@@ -337,7 +347,7 @@ class Daemon final : private SpaceOwner {
   Mutex switching_mu_;   // It is held by one change of policies at a time, and taken before all others.
   Mutex new_spaces_mu_;  // It is taken under the registry's; under it no other is.
   std::string new_spaces_policy_ ABSL_GUARDED_BY(new_spaces_mu_);
-  std::unique_ptr<TierMover> tier_mover_;  // Null: there is no tier.
+  std::unique_ptr<TierMover> tier_mover_;  // Null where tiers_ is.
   std::atomic<bool> stopping_{false};
   std::thread stand_ins_;  // Runs ReplaceStandIns after a recovery.
   // Only the verifier's rounds use these: what of a sample's bytes is left over, and which space is first.

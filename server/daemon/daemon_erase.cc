@@ -186,7 +186,10 @@ absl::Status Daemon::Erase(const v1::EraseRequest& request, v1::EraseResponse* r
   // Not by the name alone, as Evict: each uid's tenant of that name is another one.
   std::erase_if(spaces, [&](const auto& space) { return space->facts.tenant != tenant; });
   response->set_spaces(static_cast<uint32_t>(spaces.size()));
-  if (spaces.empty() && options_.tiers.empty()) return NoSuchTenant(tenant, "", others);
+  // Those that are being detached have its values still.
+  const std::vector<TierSet::Listed> tiers =
+      tiers_ == nullptr ? std::vector<TierSet::Listed>() : tiers_->list();
+  if (spaces.empty() && tiers.empty()) return NoSuchTenant(tenant, "", others);
   if (tier_mover_ != nullptr) tier_mover_->AwaitRound();
   std::vector<TierKey> names;
   for (const std::shared_ptr<Space>& space : spaces) EraseFrom(space.get(), response, &names);
@@ -199,8 +202,8 @@ absl::Status Daemon::Erase(const v1::EraseRequest& request, v1::EraseResponse* r
   for (const std::shared_ptr<Space>& closing : registry_->ClosingOf(tenant)) Destroy(closing.get());
   std::string known;  // What is known of tiers that have nothing of it.
   bool nothing = spaces.empty();
-  for (const TierMember& member : options_.tiers) {
-    nothing &= EraseBelow(member.tier.get(), OwnerBelow(options_, tenant), names, response, &known);
+  for (const TierSet::Listed& listed : tiers) {
+    nothing &= EraseBelow(&listed.tier->tier(), OwnerBelow(options_, tenant), names, response, &known);
   }
   if (nothing) return NoSuchTenant(tenant, known, others);
   std::map<uint64_t, v1::ErasureHolder> holders;

@@ -195,11 +195,16 @@ absl::StatusOr<std::shared_ptr<Space>> Daemon::MakeSpace(SpaceFacts facts,
   if (tiers_ == nullptr || !space->facts.tier_space.has_value()) return space;
   const SpaceFacts& of_space = space->facts;
   const uint64_t value_bytes = of_space.layout.block_bytes() * of_space.devices.size();
-  const uint64_t most = std::min(tiers_->most_value_bytes(), options_.tier_buffer_bytes);
+  const uint64_t most = options_.tier_buffer_bytes;
   if (value_bytes > most) {
     LogWarning("space without a tier: its blocks are too large",
                {{"space", of_space.id}, {"value_bytes", value_bytes}, {"most_value_bytes", most}});
     return space;
+  }
+  if (const uint64_t of_tiers = tiers_->view()->most_value_bytes();
+      !tiers_->empty() && value_bytes > of_tiers) {
+    LogWarning("no tier takes the space's blocks: they are too large",
+               {{"space", of_space.id}, {"value_bytes", value_bytes}, {"most_value_bytes", of_tiers}});
   }
   return OrExhausted(what, [&] {
     SpaceLock lock(*space);

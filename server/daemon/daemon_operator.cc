@@ -225,58 +225,6 @@ absl::Status Daemon::GetRecovery(const v1::GetRecoveryRequest& request, v1::GetR
   return absl::OkStatus();
 }
 
-absl::Status Daemon::ListTiers(const v1::ListTiersRequest&, v1::ListTiersResponse* response) {
-  const DaemonSnapshot snapshot = Snapshot();
-  for (const TierSnapshot& of_tier : snapshot.tiers) {
-    v1::TierInfo* tier = response->add_tiers();
-    tier->set_tier(of_tier.name);
-    tier->set_path(of_tier.path);
-    tier->set_write(TextOf(of_tier.rule));
-    tier->set_load_seconds(of_tier.load.seconds);
-    tier->set_load_bytes_per_second(of_tier.load.bytes_per_second);
-    const TierUsage& usage = of_tier.usage;
-    tier->set_capacity_bytes(usage.capacity_bytes);
-    tier->set_bytes(usage.bytes);
-    tier->set_values(usage.values);
-    tier->set_waiting(usage.waiting);
-    tier->set_nodes(usage.nodes);
-    tier->set_nodes_down(usage.nodes_down);
-    const TierCounters& counters = usage.counters;
-    tier->set_stored(counters.stored);
-    tier->set_stored_bytes(counters.stored_bytes);
-    tier->set_loaded(counters.loaded);
-    tier->set_loaded_bytes(counters.loaded_bytes);
-    tier->set_evicted(counters.evicted);
-    tier->set_missed(counters.missed);
-    tier->set_corrupt(counters.corrupt);
-    tier->set_late(counters.late);
-    tier->set_full(counters.full);
-    tier->set_failed(counters.failed);
-    tier->set_no_key(counters.no_key);
-  }
-  // Those of all tiers together.
-  const BelowCounters& below = snapshot.totals.below;
-  const auto ms = [](uint64_t count) { return static_cast<double>(count) / 1000; };
-  for (v1::TierInfo& tier : *response->mutable_tiers()) {
-    tier.set_demoted_blocks(below.demoted);
-    tier.set_moved_blocks(below.moved);
-    tier.set_dropped_blocks(below.dropped);
-    tier.set_unwritten_blocks(below.unwritten);
-    tier.set_promoted_blocks(below.promoted);
-    tier.set_late_blocks(below.late);
-    tier.set_lost_blocks(below.lost);
-    tier.set_no_room_blocks(below.no_room);
-    tier.set_waits(below.waits);
-    tier.set_refused_waits(below.refused_waits);
-    tier.set_not_worth_blocks(below.not_worth);
-    tier.set_forecasts(below.forecasts);
-    tier.set_forecast_seconds(ms(below.forecast_ms));
-    tier.set_taken_seconds(ms(below.taken_ms));
-    tier.set_error_seconds(ms(below.error_ms));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status Daemon::Revoke(const v1::RevokeRequest& request, v1::RevokeResponse* response) {
   RETURN_IF_ERROR(ValidateRevoke(request));
   bool found = request.session() == 0;

@@ -48,13 +48,17 @@ DaemonSnapshot Daemon::Snapshot() {
     snapshot.events_logged = events.written;
     snapshot.events_lost = events.lost;
   }
-  for (size_t i = 0; tiers_ != nullptr && i < tiers_->members().size(); ++i) {
-    const TierMember& member = tiers_->members()[i];
-    snapshot.tiers.push_back({.name = std::string(member.tier->name()),
-                              .path = member.tier->path(),
-                              .rule = member.rule,
-                              .usage = member.tier->usage(),
-                              .load = tiers_->measured(i)});
+  if (tiers_ != nullptr) {
+    for (const auto& [tier, state] : tiers_->list()) {
+      snapshot.tiers.push_back({.name = std::string(tier->tier().name()),
+                                .path = tier->tier().path(),
+                                .spec = tier->spec(),
+                                .state = state,
+                                .by_operator = tier->by_operator(),
+                                .rule = tier->rule(),
+                                .usage = tier->tier().usage(),
+                                .load = tier->cost().measured()});
+    }
   }
   snapshot.start = start_report_;
   if (const uint64_t ms = first_answer_ms_.load(std::memory_order_relaxed); ms != kNotAnswered)

@@ -4,10 +4,12 @@
 #define KVPOOL_SERVER_DAEMON_OPTIONS_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "proto/support/limits.h"
 #include "server/tiers/tier_set.h"
 
@@ -20,6 +22,13 @@ class Weights;
 inline constexpr uint32_t kMostSessions = 32768;
 inline constexpr uint32_t kMostScoreThreads = 1024;
 inline constexpr uint32_t kMostScoreQueue = 65536;
+
+// A tier in the words of --tier, before it is opened.
+struct NamedTier {
+  std::string name;  // See Tier::name.
+  // It may take as long as its store does, and be under way when the daemon is gone.
+  std::function<absl::StatusOr<TierMember>()> open;
+};
 
 struct DaemonOptions {
   std::string version;
@@ -53,8 +62,13 @@ struct DaemonOptions {
   std::shared_ptr<AccessControl> access;
 
   // ---- What is below the pool
-  std::vector<TierMember> tiers;           // TierSet::kMost at most; none: what leaves the pool is gone.
-  std::string tier_secret;                 // Keys are derived from it. At least kLeastTierSecretBytes.
+  std::vector<TierMember> tiers;  // Those that it starts with, TierSet::kMost at most.
+  // Keys are derived from it. At least kLeastTierSecretBytes; empty: there is no tier, and none can be attached.
+  std::string tier_secret;
+  // What an operator may attach. INVALID_ARGUMENT names what is wrong, as at the start. Null: nothing.
+  std::function<absl::StatusOr<NamedTier>(const std::string& spec)> name_tier;
+  // What --tier says in the flags and config files of now, with which the next daemon starts. Null: nobody knows.
+  std::function<absl::StatusOr<std::vector<std::string>>()> next_tiers;
   uint64_t tier_buffer_bytes = 128 << 20;  // Copies on their way down; and again as much on their way up.
 
   // ---- Integrity

@@ -31,6 +31,9 @@ struct CounterTotals {
 
 struct TierSnapshot {
   std::string name, path;
+  std::string spec;  // What --tier says of it.
+  TierSet::State state = TierSet::State::kAttached;
+  bool by_operator = false;
   TierRule rule;
   TierUsage usage;
   LoadCost::Measured load;
@@ -50,7 +53,7 @@ struct DaemonSnapshot {
   std::map<std::string, uint64_t> sessions_ended;
   // Each is keyed by verb; sums over all spaces, as `totals`.
   std::map<std::string, uint64_t> step_operations, step_errors, refused_blocks;
-  std::vector<TierSnapshot> tiers;  // Ordered as they were named.
+  std::vector<TierSnapshot> tiers;  // Ordered as they were attached.
   StartReport start;
   uint64_t reconnects = 0;
   uint64_t events_logged = 0, events_lost = 0;  // Both are 0 without an event log.

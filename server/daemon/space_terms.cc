@@ -106,7 +106,7 @@ GiveBack::Terms TermsOf(const AccessRule& rule) {
 }
 
 void DeriveKeys(const DaemonOptions& options, SpaceFacts* facts, uint32_t ranks) {
-  if (options.tiers.empty()) {
+  if (options.tier_secret.empty()) {
     facts->hash_seed = RandomBytes(kHashSeedBytes);
     return;
   }

@@ -29,12 +29,12 @@ absl::StatusOr<TenantScope> ScopeTenant(const AccessRule& rule, const std::strin
 // What the rule says of spaces.
 GiveBack::Terms TermsOf(const AccessRule& rule);
 
-// The space's hash seed, and its name below the pool. Without a tier the seed is random. With one both are derived from the
-// tier's secret and from the fingerprint, layout, ranks and tenant in `facts`: the same after every start, and on every node
+// The space's hash seed, and its name below the pool. Without a secret of tiers the seed is random. With one both are derived
+// from it and from the fingerprint, layout, ranks and tenant in `facts`: the same after every start, and on every node
 // that has the secret. A tenant that no rule names is "default@1000" here, with the uid: that is somebody else on another node,
 // so only a tier that no other node shares may have such a space.
 void DeriveKeys(const DaemonOptions& options, SpaceFacts* facts, uint32_t ranks);
-// Whose values of a tier are. REQUIRES: there is a tier.
+// Whose values of a tier are. REQUIRES: there is a secret.
 TierOwner OwnerBelow(const DaemonOptions& options, const std::string& tenant_scope);
 
 // The facts of a new space. NOT_FOUND: no such device; INVALID_ARGUMENT: fewer devices than ranks.

@@ -68,12 +68,20 @@ void TierMover::AwaitRound() {
   while (mail_->rounds_over < next && !mail_->stopping) mail_->round_over.Wait(&mail_->mu);
 }
 
+void TierMover::Wake() {
+  MutexLock lock(&mail_->mu);
+  mail_->news = true;
+  mail_->changed.Signal();
+}
+
 bool TierMover::RunOnce() {
   {
     MutexLock lock(&mail_->mu);
     ++mail_->rounds_begun;
   }
+  now_ = tiers_.view();
   const bool more = RunRound();
+  now_ = nullptr;
   MutexLock lock(&mail_->mu);
   mail_->rounds_over = mail_->rounds_begun;
   mail_->round_over.SignalAll();
@@ -363,28 +371,42 @@ void TierMover::Finish(Job* job) {
 
 // ----------------------------------------------------------------------------------------------------- down
 
+bool TierMover::GivenUp(const Space& space, uint64_t tier) {
+  for (const uint64_t id : {space.facts.id, kAllSpaces}) {
+    const auto found = mail_->give_up_ms.find({id, tier});
+    if (found != mail_->give_up_ms.end() && space.NowMs() < found->second) return true;
+  }
+  return false;
+}
+
+uint64_t TierMover::PartOfEach(const Space& space) {
+  const TierSet::Members writers = now_->writers();
+  uint64_t parts = 0;
+  for (size_t slot = 0; slot < TierSet::kMost; ++slot) {
+    // One that is given nothing any more has what it was given.
+    parts += (writers & TierView::BitOf(slot)) != 0 || mail_->bytes_down[slot] > 0;
+  }
+  const uint64_t part = parts > 1 ? buffer_bytes_ / parts : buffer_bytes_ - buffer_bytes_ / TierSet::kMost;
+  return std::max(part, WholePages(ValueBytes(space)));
+}
+
 TierSet::Members TierMover::Taking(const Space& space, std::array<uint64_t, TierSet::kMost>* room) {
   MutexLock lock(&mail_->mu);
-  const size_t members = tiers_.members().size();
+  const uint64_t most = PartOfEach(space);
   TierSet::Members taking = 0;
-  for (size_t member = 0; member < members; ++member) {
+  for (const auto& [tier, writes] : now_->entries()) {
+    if (!writes) continue;
     // One that is slow leaves the others their part of the buffers.
-    const uint64_t down = mail_->bytes_down[member];
-    const uint64_t most =
-        members == 1 ? UINT64_MAX : std::max(buffer_bytes_ / members, WholePages(ValueBytes(space)));
-    (*room)[member] = most - std::min(most, down);
-    bool takes = (*room)[member] >= WholePages(ValueBytes(space));
-    for (const uint64_t id : {space.facts.id, kAllSpaces}) {
-      const auto found = mail_->give_up_ms.find({id, member});
-      takes = takes && (found == mail_->give_up_ms.end() || space.NowMs() >= found->second);
-    }
-    if (takes) taking |= static_cast<TierSet::Members>(1u << member);
+    const size_t slot = tier->slot();
+    (*room)[slot] = most - std::min(most, mail_->bytes_down[slot]);
+    if ((*room)[slot] >= WholePages(ValueBytes(space)) && !GivenUp(space, tier->id()))
+      taking |= TierView::BitOf(slot);
   }
   return taking;
 }
 
 std::vector<TierMover::Copy> TierMover::Wanted(const Space& space, absl::Span<const Below::Going> blocks) {
-  std::vector<TierSet::Offered> offered;
+  std::vector<TierView::Offered> offered;
   uint32_t leaving = 0;
   for (const Below::Going& going : blocks) {
     offered.push_back({.key = TierKeyOf(space.facts, going.block.key),
@@ -394,7 +416,7 @@ std::vector<TierMover::Copy> TierMover::Wanted(const Space& space, absl::Span<co
                        .owed = going.owed});
   }
   std::vector<TierSet::Members> to(offered.size());
-  tiers_.Wanted(offered, ValueBytes(space), spaces_seen_, absl::MakeSpan(to));
+  now_->Wanted(offered, ValueBytes(space), spaces_seen_, absl::MakeSpan(to));
   std::vector<Copy> copies;
   absl::flat_hash_map<TierKey, size_t> listed;  // One that is listed may be next to leave as well.
   MutexLock lock(&mail_->mu);
@@ -475,11 +497,11 @@ bool TierMover::MoveDown(const std::shared_ptr<Space>& space) {
     for (; next_copy < copies.size() && slice.size() < kSlice; ++next_copy) {
       const Copy& copy = copies[next_copy];
       TierSet::Members now = 0;
-      for (size_t member = 0; member < TierSet::kMost; ++member) {
-        const auto bit = static_cast<TierSet::Members>(1u << member);
-        if ((copy.to & taking_now & bit) == 0 || room[member] < value_bytes) continue;
+      for (size_t slot = 0; slot < TierSet::kMost; ++slot) {
+        const TierSet::Members bit = TierView::BitOf(slot);
+        if ((copy.to & taking_now & bit) == 0 || room[slot] < value_bytes) continue;
         now |= bit;
-        room[member] -= value_bytes;
+        room[slot] -= value_bytes;
       }
       if (now == 0) {
         owe(copy, copy.to);
@@ -560,8 +582,8 @@ void TierMover::Drop(Space* space, absl::Span<const Placed> placed, absl::Span<c
   }
   MutexLock lock(&mail_->mu);
   const uint64_t again_ms = space->NowMs() + kGiveUpMs;
-  for (size_t member = 0; member < tiers_.members().size(); ++member) {
-    mail_->give_up_ms[{space->facts.id, member}] = again_ms;
+  for (const TierView::Entry& entry : now_->entries()) {
+    mail_->give_up_ms[{space->facts.id, entry.tier->id()}] = again_ms;
   }
 }
 
@@ -617,50 +639,54 @@ size_t TierMover::CopyDown(const std::shared_ptr<Space>& space, absl::Span<const
     for (size_t i = 0; i < stores.size(); ++i) {
       keys.push_back(stores[i].key);
       mail_->going_down[keys.back()] |= to[i];
-      for (size_t member = 0; member < TierSet::kMost; ++member) {
-        if ((to[i] >> member & 1) != 0) mail_->bytes_down[member] += value_bytes;
+      for (size_t slot = 0; slot < TierSet::kMost; ++slot) {
+        if ((to[i] & TierView::BitOf(slot)) != 0) mail_->bytes_down[slot] += value_bytes;
       }
     }
   }
-  struct Batch {
-    size_t left = 0;
-    TierSet::Members stored = 0, refused = 0,
-                     failed = 0;  // They took some; had no room for some; failed at some.
-  };
-  const auto batch = std::make_shared<Batch>(Batch{.left = stores.size()});
-  const auto answer = [mail = mail_, value_bytes, keys = std::move(keys)](size_t index, size_t member) {
-    MutexLock lock(&mail->mu);
-    mail->bytes_down[member] -= value_bytes;
-    const auto under_way = mail->going_down.find(keys[index]);
-    under_way->second &= static_cast<TierSet::Members>(~(1u << member));
-    if (under_way->second == 0) mail->going_down.erase(under_way);
-  };
-  const auto done = [space, mail = mail_, batch, of = std::move(of)](size_t index,
-                                                                     const TierSet::Stored& stored) {
+  const auto batch = std::make_shared<Batch>();
+  for (size_t i = 0; i < to.size(); ++i) batch->values.push_back({.left = to[i]});
+  for (const TierView::Entry& entry : now_->entries()) {
+    const size_t slot = entry.tier->slot();
+    batch->tiers[slot].id = entry.tier->id();
+    for (const TierSet::Members members : to) batch->tiers[slot].left += members >> slot & 1;
+  }
+  const auto done = [space, mail = mail_, value_bytes, batch, keys = std::move(keys), of = std::move(of)](
+                        size_t index, size_t slot, TierResult result) {
+    const TierSet::Members bit = TierView::BitOf(slot);
+    Batch::Value ends;
     {
-      SpaceLock lock(*space);
-      Below& below = space->state.below;
-      ++(stored.done != 0 ? below.counters.demoted : below.counters.dropped);
-      // What is next to leave is offered again by itself.
-      Below::Going again = of[index];
-      again.owed = stored.refused | stored.failed;
-      if (again.owed != 0 && again.offer != TierOffer::kLeaves) below.List(again);
+      MutexLock lock(&mail->mu);
+      mail->bytes_down[slot] -= value_bytes;
+      const auto under_way = mail->going_down.find(keys[index]);
+      under_way->second &= static_cast<TierSet::Members>(~bit);
+      if (under_way->second == 0) mail->going_down.erase(under_way);
+      Batch::Value& value = batch->values[index];
+      value.left &= static_cast<TierSet::Members>(~bit);
+      value.stored |= result == TierResult::kDone;
+      ends = value;
+      Batch::OfTier& of_tier = batch->tiers[slot];
+      of_tier.stored |= result == TierResult::kDone;
+      of_tier.failed |= result == TierResult::kFailed;
+      of_tier.refused |= result != TierResult::kDone && result != TierResult::kFailed;
+      const uint64_t again_ms = space->NowMs() + kGiveUpMs;
+      if (--of_tier.left == 0) {
+        // What has no room for the values of one space may have it for others.
+        if (of_tier.refused) mail->give_up_ms[{space->facts.id, of_tier.id}] = again_ms;
+        // One of many nodes may be gone: it alone does not keep the others from what they would take.
+        if (of_tier.failed && !of_tier.stored) mail->give_up_ms[{kAllSpaces, of_tier.id}] = again_ms;
+      }
     }
-    MutexLock lock(&mail->mu);
-    batch->stored |= stored.done;
-    batch->refused |= stored.refused;
-    batch->failed |= stored.failed;
-    if (--batch->left > 0) return;
-    const uint64_t again_ms = space->NowMs() + kGiveUpMs;
-    for (size_t member = 0; member < TierSet::kMost; ++member) {
-      const uint32_t bit = 1u << member;
-      // What has no room for the values of one space may have it for others.
-      if ((batch->refused & bit) != 0) mail->give_up_ms[{space->facts.id, member}] = again_ms;
-      // One of many nodes may be gone: it alone does not keep the others from what they would take.
-      if ((batch->failed & ~batch->stored & bit) != 0) mail->give_up_ms[{kAllSpaces, member}] = again_ms;
-    }
+    SpaceLock lock(*space);
+    Below& below = space->state.below;
+    if (ends.left == 0) ++(ends.stored ? below.counters.demoted : below.counters.dropped);
+    // What is next to leave is offered again by itself.
+    if (result == TierResult::kDone || of[index].offer == TierOffer::kLeaves) return;
+    Below::Going again = of[index];
+    again.owed = bit;
+    below.List(again);
   };
-  tiers_.Store(std::move(stores), std::move(to), answer, done);
+  tiers_.Store(*now_, std::move(stores), std::move(to), done);
   return handled;
 }
 
@@ -687,7 +713,7 @@ std::vector<TierMover::Copy> TierMover::Unwritten(Space* space) {
   }
   // What is gone with the daemon is given nothing any more.
   std::vector<Copy> copies = Wanted(*space, resident);
-  for (Copy& copy : copies) copy.to &= tiers_.lasting();
+  for (Copy& copy : copies) copy.to &= now_->lasting();
   std::erase_if(copies, [](const Copy& copy) { return copy.to == 0; });
   absl::flat_hash_map<BlockId, size_t> left;  // Where in `copies` they are.
   for (size_t i = 0; i < copies.size(); ++i) left[copies[i].going.block.ref.id] = i;
@@ -721,12 +747,9 @@ uint64_t TierMover::Demoted(const std::vector<std::shared_ptr<Space>>& spaces) {
 
 bool TierMover::TakesSome(const Space& space) {
   MutexLock lock(&mail_->mu);
-  for (size_t member = 0; member < tiers_.members().size(); ++member) {
-    const auto gave_up = [&](uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mail_->mu) {
-      const auto found = mail_->give_up_ms.find({id, member});
-      return found != mail_->give_up_ms.end() && space.NowMs() < found->second;
-    };
-    if ((tiers_.lasting() >> member & 1) != 0 && !gave_up(space.facts.id) && !gave_up(kAllSpaces))
+  const TierSet::Members lasting = now_->lasting();
+  for (const TierView::Entry& entry : now_->entries()) {
+    if ((lasting & TierView::BitOf(entry.tier->slot())) != 0 && !GivenUp(space, entry.tier->id()))
       return true;
   }
   return false;
@@ -734,6 +757,7 @@ bool TierMover::TakesSome(const Space& space) {
 
 TierFlush TierMover::Flush(std::chrono::milliseconds limit) {
   const auto end = std::chrono::steady_clock::now() + limit;
+  now_ = tiers_.view();
   // Some may be closed meanwhile.
   const std::vector<std::shared_ptr<Space>> spaces = spaces_();
   const uint64_t before = Demoted(spaces);
@@ -750,6 +774,7 @@ TierFlush TierMover::Flush(std::chrono::milliseconds limit) {
       if (done == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
+  now_ = nullptr;
   tiers_.Drain();
   const uint64_t written = Demoted(spaces) - before;
   return {.written = written, .left = found - std::min(found, written)};

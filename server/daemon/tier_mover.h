@@ -10,6 +10,9 @@
 //          copy has failed the chain ends.
 //
 // Both are done in slices of kSlice blocks. Loads of one value are shared by all that wait for it.
+//
+// Tiers come and go (TierSet). A round goes by one view of them: what it notes of a tier by its slot is in the spaces or has
+// been given to the tier when AwaitRound is over, and what was given to it is noted until the tier has answered.
 #ifndef KVPOOL_SERVER_DAEMON_TIER_MOVER_H_
 #define KVPOOL_SERVER_DAEMON_TIER_MOVER_H_
 
@@ -46,6 +49,8 @@ class TierMover {
 
   // Its thread is gone, and what was on its way down is written. Promotions that come later are never begun.
   void Stop();
+  // Tiers have come or gone.
+  void Wake();
   // Copies down what is resident and not below: what was used last goes first, behind its parents. What is on its way when
   // the time is over is still written. REQUIRES: Stop was called.
   TierFlush Flush(std::chrono::milliseconds limit);
@@ -90,9 +95,24 @@ class TierMover {
     std::vector<Job> jobs ABSL_GUARDED_BY(mu);  // Those that have come in.
     // Values that these have been given and have not answered.
     absl::flat_hash_map<TierKey, TierSet::Members> going_down ABSL_GUARDED_BY(mu);
-    std::array<uint64_t, TierSet::kMost> bytes_down ABSL_GUARDED_BY(mu){};  // Those of each tier.
-    // Keyed by space and tier: it took nothing of the space's, and is asked again then.
-    absl::flat_hash_map<std::pair<uint64_t, size_t>, uint64_t> give_up_ms ABSL_GUARDED_BY(mu);
+    std::array<uint64_t, TierSet::kMost> bytes_down ABSL_GUARDED_BY(mu){};  // Indexed by slot.
+    // Keyed by space and the tier's id: it took nothing of the space's, and is asked again then.
+    absl::flat_hash_map<std::pair<uint64_t, uint64_t>, uint64_t> give_up_ms ABSL_GUARDED_BY(mu);
+  };
+  // What becomes of copies that were given to tiers at once. The mailbox's mutex is around it.
+  struct Batch {
+    struct Value {
+      TierSet::Members left = 0;  // These have not answered.
+      bool stored = false;        // Some have it.
+    };
+    struct OfTier {
+      uint64_t id = 0;
+      size_t left = 0;
+      // It took some; had no room for some; failed at some.
+      bool stored = false, refused = false, failed = false;
+    };
+    std::vector<Value> values;
+    std::array<OfTier, TierSet::kMost> tiers;  // Indexed by slot.
   };
   // A block under way: where its bytes are on each rank, in memory that stays mapped.
   struct Placed {
@@ -123,10 +143,13 @@ class TierMover {
   // Appends the next blocks of a space that no session uses. True: there are more.
   bool NextUnused(const Space& space, std::vector<Below::Going>* out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu);
   static uint32_t Ahead(const Space& space) ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu);
+  bool GivenUp(const Space& space, uint64_t tier) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mail_->mu);
+  // So much of the buffers each tier may have. One that is alone leaves some to one that comes.
+  uint64_t PartOfEach(const Space& space) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mail_->mu);
   // All but the tiers that took nothing of it a moment ago, or that have as much of the buffers as each may have.
   // `room` gets how many bytes more each of these may have of the buffers.
   TierSet::Members Taking(const Space& space, std::array<uint64_t, TierSet::kMost>* room);
-  // Some tier that outlives the daemon takes something of it.
+  // Some tier whose values outlive the daemon takes something of it.
   bool TakesSome(const Space& space);
   // A block and the tiers that are to have it.
   struct Copy {
@@ -161,7 +184,8 @@ class TierMover {
   const std::unique_ptr<SlabCopier> copier_;
   BufferStock down_, up_;
   const std::shared_ptr<Mailbox> mail_ = std::make_shared<Mailbox>();
-  // Only the mover's thread uses these.
+  // Only the mover's thread uses these, and Flush.
+  std::shared_ptr<const TierView> now_;  // The tiers of the round under way; null: none is.
   std::vector<Job> jobs_;
   absl::flat_hash_map<TierKey, std::weak_ptr<Fetch>> fetching_;
   // Loads that come ask for no look at what is next to leave: it has a pace of its own.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/access/peer.h"
 #include "server/rpc/audit.h"
 #include "server/rpc/caller.h"
 #include "server/space/call_work.h"
@@ -245,6 +246,15 @@ void AcceptOperatorCalls(const RpcSite<OperatorService>& site, Daemon* daemon, H
   add("Erase", &S::RequestErase, Effect::kChangesAtLength, &Daemon::Erase);
   add("GetRecovery", &S::RequestGetRecovery, kReads, &Daemon::GetRecovery);
   add("ListTiers", &S::RequestListTiers, kReads, &Daemon::ListTiers);
+  // It names files that the daemon reads, folders that it makes and servers that it writes to.
+  AddOperatorCall<v1::AttachTierRequest, v1::AttachTierResponse>(
+      site, desk, "AttachTier", &S::RequestAttachTier, Effect::kChangesAtLength,
+      [daemon](const Peer& peer, const v1::AttachTierRequest& request, v1::AttachTierResponse* response) {
+        const absl::Status may = CheckIsDaemonsUser(peer, "attach a tier");
+        return may.ok() ? daemon->AttachTier(request, response) : may;
+      });
+  add("DrainTier", &S::RequestDrainTier, Effect::kChangesAtLength, &Daemon::DrainTier);
+  add("DetachTier", &S::RequestDetachTier, Effect::kChangesAtLength, &Daemon::DetachTier);
   AddOperatorCall<v1::UpgradeRequest, v1::UpgradeResponse>(site, desk, "Upgrade", &S::RequestUpgrade,
                                                            kChanges, std::move(upgrade));
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <numeric>
 #include <string_view>
 #include <utility>
@@ -19,81 +20,152 @@ constexpr size_t kLookedAtOnce = 64;
 // A step of several groups that is longer than this is that of no engine.
 constexpr uint64_t kMostStepTokens = 1 << 30;
 
-BlockKey KeyAt(const v1::GroupKeys& group, uint64_t index) {
-  return BlockKey::From(std::string_view(group.keys()).substr(index * group.key_bytes(), group.key_bytes()),
-                        group.group());
-}
+// What a match asks of one group, and what there is of it.
+class AskedGroup {
+ public:
+  AskedGroup(const v1::GroupKeys& keys, const v1::LayerGroup& layout)
+      : keys_(keys),
+        tokens_per_block_(layout.tokens_per_block()),
+        window_((uint64_t{layout.window_tokens()} + tokens_per_block_ - 1) / tokens_per_block_) {}
+
+  uint64_t keys() const { return keys_.keys().size() / keys_.key_bytes(); }
+  BlockKey KeyOf(uint64_t block) const {
+    return BlockKey::From(std::string_view(keys_.keys()).substr(block * keys_.key_bytes(), keys_.key_bytes()),
+                          keys_.group());
+  }
+  uint64_t tokens_per_block() const { return tokens_per_block_; }
+  uint64_t window() const { return window_; }  // Blocks; 0: there is none.
+  // The first block that a prefix of so many reads.
+  uint64_t First(uint64_t blocks) const { return window_ == 0 || blocks <= window_ ? 0 : blocks - window_; }
+
+  // Those from here on are looked up, one after the other.
+  void Begin(uint64_t block) { begin_ = block; }
+  uint64_t begin() const { return begin_; }
+  uint64_t end() const { return begin_ + there_.size(); }
+  // False: it is nowhere.
+  bool Add(bool resident, const TierView::Found& below) {
+    There there = There::kNo;
+    if (resident) {
+      there = There::kResident;
+    } else if (below.presence != TierPresence::kNo) {
+      there = below.presence == TierPresence::kYes ? There::kBelow : There::kUnknown;
+    }
+    for (const bool with_unknown : {false, true}) {
+      const bool gap = there == There::kNo || (there == There::kUnknown && !with_unknown);
+      behind_gap_[with_unknown].push_back(gap ? end() + 1 : BehindLastGap(end(), with_unknown));
+      if (gap) first_gap_[with_unknown] = std::min(first_gap_[with_unknown], end());
+    }
+    there_.push_back(there);
+    slots_.push_back(below.slot);
+    return there != There::kNo;
+  }
+  // Behind the last one, or before the one that is nowhere, where that ended the look.
+  uint64_t run_end() const { return there_.empty() || there_.back() != There::kNo ? end() : end() - 1; }
+  // Of the prefixes of at most so many blocks no longer one is there than this; this one may not be, either. `with_unknown`: what tiers
+  // do not know is there.
+  uint64_t Longest(uint64_t blocks, bool with_unknown) const {
+    if (window_ == 0) return std::min(blocks, first_gap_[with_unknown]);
+    const uint64_t first = First(blocks);
+    if (blocks <= begin_ || first < begin_) return 0;  // Nothing is known of what it reads.
+    const uint64_t behind_gap = BehindLastGap(blocks, with_unknown);
+    return behind_gap > first ? behind_gap - 1 : blocks;
+  }
+  bool resident(uint64_t block) const { return there_[block - begin_] == There::kResident; }
+  bool unknown(uint64_t block) const { return there_[block - begin_] == There::kUnknown; }
+  uint8_t slot(uint64_t block) const { return slots_[block - begin_]; }
+
+ private:
+  enum class There : uint8_t { kNo, kUnknown, kBelow, kResident };
+  // The block behind the last one that is not there, among those before `blocks`; 0: there is none.
+  uint64_t BehindLastGap(uint64_t blocks, bool with_unknown) const {
+    return blocks <= begin_ ? 0 : behind_gap_[with_unknown][blocks - begin_ - 1];
+  }
+
+  const v1::GroupKeys& keys_;
+  const uint64_t tokens_per_block_, window_;
+  uint64_t begin_ = 0;
+  // Indexed by block - begin_.
+  std::vector<There> there_;
+  std::vector<uint8_t> slots_;  // Those of the tiers that have it.
+  // Of either, without what tiers do not know, and with it: where the last gap of what ends here ends, and the first gap of all.
+  std::array<std::vector<uint64_t>, 2> behind_gap_;
+  std::array<uint64_t, 2> first_gap_{UINT64_MAX, UINT64_MAX};
+};
 
 }  // namespace
 
 void Below::Use(TierSet* tiers) {
   tiers_ = facts_.tier_space.has_value() ? tiers : nullptr;
-  if (tiers_ != nullptr && tiers_->takes(TierOffer::kReused) && !uses_.has_value())
-    uses_.emplace(facts_.geometry.max_blocks + 1);
+  // Tiers that ask for it may come later.
+  if (tiers_ != nullptr && !uses_.has_value()) uses_.emplace(facts_.geometry.max_blocks + 1);
 }
 
 Below::Found Below::Look(const v1::Match& match, uint64_t tokens, Unknown unknown) const {
-  struct Run {
-    uint64_t begin = 0;
-    std::vector<BlockKey> keys;
-    std::vector<bool> resident, tried;
-    std::vector<uint8_t> tiers;  // Which has it.
-  };
-  Found found{.tokens = tokens};
-  uint64_t end = UINT64_MAX, step = 1;
-  std::vector<Run> runs;
+  Found found{.tokens = tokens, .blocks = {}, .tiers = tiers_->view()};
+  uint64_t step = 1;
+  std::vector<AskedGroup> groups;
   const size_t most = kMostLooked / static_cast<size_t>(match.groups_size());
-  for (const v1::GroupKeys& group : match.groups()) {
-    const uint64_t tokens_per_block =
-        facts_.layout.groups(static_cast<int>(group.group())).tokens_per_block();
-    step = std::lcm(step, tokens_per_block);
+  for (const v1::GroupKeys& keys : match.groups()) {
+    const v1::LayerGroup& layout = facts_.layout.groups(static_cast<int>(keys.group()));
+    step = std::lcm(step, layout.tokens_per_block());
     if (step > kMostStepTokens) return found;
-    Run& run = runs.emplace_back();
-    run.begin = tokens / tokens_per_block;
-    const uint64_t last = std::min<uint64_t>(group.keys().size() / group.key_bytes(), run.begin + most);
-    // The run ends at what is not there, or left out. Behind what is left out the tier is asked all the same: then it knows
-    // when the next match comes.
-    size_t end_of_run = SIZE_MAX;
-    for (bool goes_on = true; goes_on && run.begin + run.keys.size() < last;) {
+    groups.emplace_back(keys, layout);
+  }
+  const auto look = [&](AskedGroup* group, uint64_t end, bool ends_at_gap) {
+    while (group->end() < end) {
       std::array<TierKey, kLookedAtOnce> asked;
-      std::array<TierSet::Found, kLookedAtOnce> there;
-      const size_t before = run.keys.size();
-      const size_t n = std::min<uint64_t>(kLookedAtOnce, last - run.begin - before);
+      std::array<TierView::Found, kLookedAtOnce> there;
+      const size_t n = std::min<uint64_t>(kLookedAtOnce, end - group->end());
+      for (size_t i = 0; i < n; ++i) asked[i] = TierKeyOf(facts_, group->KeyOf(group->end() + i));
+      found.tiers->Find(absl::MakeConstSpan(asked).first(n), absl::MakeSpan(there).first(n));
       for (size_t i = 0; i < n; ++i) {
-        run.keys.push_back(KeyAt(group, run.begin + before + i));
-        run.resident.push_back(pool_.Find(run.keys.back()) != kNullRef);
-        asked[i] = TierKeyOf(facts_, run.keys.back());
-      }
-      tiers_->Find(absl::MakeConstSpan(asked).first(n), absl::MakeSpan(there).first(n));
-      for (size_t i = 0; i < n && goes_on; ++i) {
-        const TierPresence presence = there[i].presence;
-        const bool is_unknown = presence == TierPresence::kUnknown && !run.resident[before + i];
-        run.tried.push_back(is_unknown);
-        run.tiers.push_back(there[i].member);
-        if (run.resident[before + i] || presence == TierPresence::kYes) continue;
-        if (is_unknown && unknown == Unknown::kTried) continue;
-        end_of_run = std::min(end_of_run, before + i);
-        goes_on = is_unknown;
+        const bool resident = pool_.Find(group->KeyOf(group->end())) != kNullRef;
+        if (!group->Add(resident, there[i]) && ends_at_gap) return;
       }
     }
-    run.keys.resize(std::min(run.keys.size(), end_of_run));
-    end = std::min(end, (run.begin + run.keys.size()) * tokens_per_block);
+  };
+  // Where groups without a window end, the others are asked for what they have in front of there. What is behind a key of which the
+  // tier does not know is asked for all the same: then it knows when the next match comes.
+  uint64_t end = UINT64_MAX;
+  for (AskedGroup& group : groups) {
+    group.Begin(tokens / group.tokens_per_block());
+    const uint64_t last = std::min<uint64_t>(group.keys(), group.begin() + most);
+    if (group.window() == 0) look(&group, last, /*ends_at_gap=*/true);
+    end = std::min(end, (group.window() == 0 ? group.run_end() : last) * group.tokens_per_block());
   }
-  end -= end % step;
-  if (end <= tokens) return found;
-  found.tokens = end;
+  for (AskedGroup& group : groups) {
+    if (group.window() == 0) continue;
+    const uint64_t last = end / group.tokens_per_block();
+    const uint64_t first = group.First(tokens / group.tokens_per_block() + 1);
+    group.Begin(std::min(last, std::max(first, last - std::min<uint64_t>(last, most))));
+    look(&group, last, /*ends_at_gap=*/false);
+  }
+  const auto longest = [&](bool with_unknown) {
+    uint64_t length = end - end % step;
+    for (bool shorter = true; shorter && length > tokens;) {
+      shorter = false;
+      for (const AskedGroup& group : groups) {
+        const uint64_t good =
+            group.Longest(length / group.tokens_per_block(), with_unknown) * group.tokens_per_block();
+        if (good >= length) continue;
+        length = good - good % step;
+        shorter = true;
+      }
+    }
+    return std::max(length, tokens);
+  };
+  found.tokens = longest(unknown == Unknown::kTried);
+  found.may_be_more = longest(true) > found.tokens;
+  if (found.tokens <= tokens) return found;
   const uint64_t value_bytes = facts_.layout.block_bytes() * facts_.devices.size();
-  for (int g = 0; g < match.groups_size(); ++g) {
-    const v1::GroupKeys& group = match.groups(g);
-    const uint64_t tokens_per_block =
-        facts_.layout.groups(static_cast<int>(group.group())).tokens_per_block();
-    const Run& run = runs[static_cast<size_t>(g)];
-    for (uint64_t i = 0; run.begin + i < end / tokens_per_block; ++i) {
-      if (run.resident[i]) continue;
-      Promotion::Block block{.key = run.keys[i], .tried = run.tried[i]};
-      if (run.begin + i > 0) block.parent = KeyAt(group, run.begin + i - 1);
+  for (const AskedGroup& group : groups) {
+    const uint64_t blocks = found.tokens / group.tokens_per_block();
+    for (uint64_t i = std::max(group.begin(), group.First(blocks)); i < blocks; ++i) {
+      if (group.resident(i)) continue;
+      Promotion::Block block{.key = group.KeyOf(i), .tried = group.unknown(i)};
+      if (i > 0) block.parent = group.KeyOf(i - 1);
       found.blocks.push_back(std::move(block));
-      found.bytes[run.tiers[i]] += value_bytes;
+      found.bytes[group.slot(i)] += value_bytes;
     }
   }
   return found;
@@ -101,13 +173,14 @@ Below::Found Below::Look(const v1::Match& match, uint64_t tokens, Unknown unknow
 
 Below::Found Below::Report(const v1::Match& match, v1::MatchResult* answer) const {
   Found found = Look(match, answer->tokens(), Unknown::kLeftOut);
+  answer->set_may_be_below(found.may_be_more);
   if (found.blocks.empty()) return found;
   answer->set_below_tokens(found.tokens - answer->tokens());
   if (const std::optional<double> ms = ForecastMs(found, /*lately=*/false); ms.has_value())
     answer->set_below_ms(static_cast<uint32_t>(std::min(*ms, static_cast<double>(UINT32_MAX))));
   std::vector<std::string> names;
-  for (size_t i = 0; i < tiers_->members().size(); ++i) {
-    if (found.bytes[i] > 0) names.emplace_back(tiers_->members()[i].tier->name());
+  for (const TierView::Entry& entry : found.tiers->entries()) {
+    if (found.bytes[entry.tier->slot()] > 0) names.emplace_back(entry.tier->tier().name());
   }
   answer->set_below(absl::StrJoin(names, ","));
   return found;
@@ -116,14 +189,14 @@ Below::Found Below::Report(const v1::Match& match, v1::MatchResult* answer) cons
 std::string Below::Describe(const BlockKey& key) const {
   if (!on()) return "";
   const TierKey name = TierKeyOf(facts_, key);
-  TierSet::Found there;
-  tiers_->Find({&name, 1}, {&there, 1});
+  Found found{.blocks = {}, .tiers = tiers_->view()};
+  TierView::Found there;
+  found.tiers->Find({&name, 1}, {&there, 1});
   if (there.presence == TierPresence::kNo) return "";
-  const std::string tier(tiers_->members()[there.member].tier->name());
+  const std::string tier(found.tiers->at(there.slot)->tier().name());
   if (there.presence == TierPresence::kUnknown)
     return absl::StrCat("may be below, in ", tier, ", which a match that waits asks for it");
-  Found found;
-  found.bytes[there.member] = facts_.layout.block_bytes() * facts_.devices.size();
+  found.bytes[there.slot] = facts_.layout.block_bytes() * facts_.devices.size();
   const std::optional<double> load_ms = ForecastMs(found, /*lately=*/false);
   const uint64_t tokens = facts_.layout.groups(key.group).tokens_per_block();
   const std::optional<double> saved = prefill.Saved(tokens, 0);
@@ -136,7 +209,7 @@ std::string Below::Describe(const BlockKey& key) const {
 }
 
 std::optional<double> Below::ForecastMs(const Found& found, bool lately) const {
-  const std::optional<double> seconds = tiers_->Forecast(found.bytes, lately);
+  const std::optional<double> seconds = found.tiers->Forecast(found.bytes, lately);
   if (!seconds.has_value()) return std::nullopt;
   return std::max(1.0, 1000 * *seconds);
 }
@@ -191,7 +264,7 @@ uint64_t Below::End(const Promotion& promotion, uint64_t now_ms, bool whole) {
 
 void Below::Sealed(BlockRef ref, const BlockKey& key, uint32_t uses) {
   if (tiers_ == nullptr) return;
-  if (uses_.has_value()) (*uses_)[Index(ref.id)] = static_cast<uint8_t>(uses);
+  (*uses_)[Index(ref.id)] = static_cast<uint8_t>(uses);
   if (tiers_->takes(TierOffer::kSealed))
     List({.block = {ref, key}, .offer = TierOffer::kSealed, .uses = uses});
   // One that moved may have been listed where it was; one that has left before, and was computed again, is had twice.
@@ -200,7 +273,7 @@ void Below::Sealed(BlockRef ref, const BlockKey& key, uint32_t uses) {
 }
 
 void Below::Reused(absl::Span<const uint64_t> refs) {
-  if (!uses_.has_value() || tiers_ == nullptr) return;
+  if (!counts_uses()) return;
   for (const uint64_t packed : refs) {
     const BlockRef ref = BlockRef::Unpack(packed);
     if (ref == kNullRef) continue;
@@ -224,9 +297,9 @@ void Below::List(const Going& going) {
     list->back().owed = owed;
   };
   if (going.owed == 0) return add(&listed_, 0);
-  for (size_t member = 0; member < TierSet::kMost; ++member) {
-    const auto bit = static_cast<TierSet::Members>(1u << member);
-    if ((going.owed & bit) != 0) add(&owed_[member], bit);
+  for (size_t slot = 0; slot < TierSet::kMost; ++slot) {
+    const TierSet::Members bit = TierView::BitOf(slot);
+    if ((going.owed & bit) != 0) add(&owed_[slot], bit);
   }
 }
 
@@ -239,8 +312,8 @@ void Below::TakeListed(uint32_t count, TierSet::Members taking, std::vector<Goin
   };
   // Half each: whatever is sealed meanwhile, what is owed goes on.
   take(&listed_, count / 2);
-  for (size_t member = 0; member < TierSet::kMost; ++member) {
-    if ((taking >> member & 1) != 0) take(&owed_[member], count / 2);
+  for (size_t slot = 0; slot < TierSet::kMost; ++slot) {
+    if ((taking & TierView::BitOf(slot)) != 0) take(&owed_[slot], count / 2);
   }
 }
 
@@ -256,12 +329,13 @@ void Below::Left(absl::Span<const Eviction> evictions) {
   if (!on()) return;
   // Under write=evict the mover asks for what is about to leave. Of what it has not come to, a tier that nodes share knows nothing.
   const bool asked_for = wants_leaving();
+  const std::shared_ptr<const TierView> tiers = tiers_->view();
   for (; !evictions.empty(); evictions.remove_prefix(std::min(kLookedAtOnce, evictions.size()))) {
     const auto some = evictions.first(std::min(kLookedAtOnce, evictions.size()));
     std::array<TierKey, kLookedAtOnce> keys;
-    std::array<TierSet::Found, kLookedAtOnce> there;
+    std::array<TierView::Found, kLookedAtOnce> there;
     for (size_t i = 0; i < some.size(); ++i) keys[i] = TierKeyOf(facts_, some[i].key);
-    tiers_->Find(absl::MakeConstSpan(keys).first(some.size()), absl::MakeSpan(there).first(some.size()));
+    tiers->Find(absl::MakeConstSpan(keys).first(some.size()), absl::MakeSpan(there).first(some.size()));
     for (size_t i = 0; i < some.size(); ++i) {
       const bool missing = there[i].presence == TierPresence::kNo ||
                            (asked_for && there[i].presence == TierPresence::kUnknown);

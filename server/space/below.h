@@ -86,7 +86,7 @@ class Below {
   Below(const SpaceFacts* facts, BlockPool* pool) : facts_(*facts), pool_(*pool) {}
   // The tiers outlive it too. In a space without a name below there is nothing.
   void Use(TierSet* tiers);
-  bool on() const { return tiers_ != nullptr && suspensions_ == 0; }
+  bool on() const { return tiers_ != nullptr && !tiers_->empty() && suspensions_ == 0; }
   // Nothing goes down or comes up until Resume was called as often: what the tenant has below is being erased.
   void Suspend() { ++suspensions_; }
   void Resume() { --suspensions_; }
@@ -95,12 +95,15 @@ class Below {
   struct Found {
     uint64_t tokens = 0;  // Those of the asked prefix that are resident or below.
     std::vector<Promotion::Block> blocks;
-    std::array<uint64_t, TierSet::kMost> bytes{};  // What each tier is to bring of them.
+    std::array<uint64_t, TierSet::kMost> bytes{};  // Indexed by slot: what each tier is to bring of them.
+    std::shared_ptr<const TierView> tiers;         // These tiers have them.
+    bool may_be_more = false;  // With all that tiers do not know whether they have it, it would be longer.
   };
   // What to make of a block of which the tier does not know whether it is there. A match that is answered at once leaves it
   // out; one that has time tries it.
   enum class Unknown : uint8_t { kLeftOut, kTried };
-  // What is behind the first `tokens` tokens of a valid match. Of a group with a window it finds runs that go on from there.
+  // The longest prefix of a valid match that is resident or below, if it has more than `tokens` tokens, which are resident: of a group
+  // with a window its last one, of others all.
   Found Look(const v1::Match& match, uint64_t tokens, Unknown unknown) const;
   // What there is of one block, and what it would take to bring it up, or to compute it; for people. Empty: it is not below.
   std::string Describe(const BlockKey& key) const;
@@ -130,13 +133,15 @@ class Below {
   void Sealed(BlockRef ref, const BlockKey& key, uint32_t uses = 1);
   // Of blocks that a match has found, or that were computed again: one more request has them.
   void Reused(absl::Span<const uint64_t> refs);
-  bool counts_uses() const { return uses_.has_value(); }
-  // So many requests had the block since it was sealed, the one that computed it included. Kept only if a tier asks for it.
+  bool counts_uses() const { return uses_.has_value() && tiers_->takes(TierOffer::kReused); }
+  // So many requests had the block since it was sealed, the one that computed it included, as far as they were counted.
   uint32_t uses(BlockId id) const { return uses_.has_value() ? (*uses_)[Index(id)] : 0; }
   // Those that were sealed or reused, and those that are owed to one of `taking`, taken from their lists; whoever does not copy
   // one lists it again.
   void TakeListed(uint32_t count, TierSet::Members taking, std::vector<Going>* out);
   void List(const Going& going);
+  // Nothing is owed to the tier of this slot any more: it is not there.
+  void Forget(size_t slot) { owed_[slot].clear(); }
   // All that was sealed or reused has been taken.
   bool all_taken() const { return listed_.empty(); }
   // Some tier is given what is next to leave.
@@ -162,9 +167,10 @@ class Below {
   absl::flat_hash_map<uint64_t, uint64_t> under_way_;  // The session that asked for it.
   absl::flat_hash_map<uint64_t, size_t> waits_;        // Keyed by session.
   std::deque<Going> listed_;
-  std::array<std::deque<Going>, TierSet::kMost>
-      owed_;                                   // Each tier gets its own once it takes something again.
-  std::optional<VirtualArray<uint8_t>> uses_;  // Indexed by id; kMostUses at most.
+  // Indexed by slot. Each tier gets its own once it takes something again.
+  std::array<std::deque<Going>, TierSet::kMost> owed_;
+  std::optional<VirtualArray<uint8_t>>
+      uses_;  // Indexed by id; kMostUses at most. None: there is nothing below.
   Holder holder_ = kNobody;
 };
 

@@ -24,6 +24,19 @@ absl::Status Wrong(const std::string& flag, const std::string& path, const std::
   return absl::InvalidArgumentError(absl::StrCat("--", flag, "=", path, ": ", what));
 }
 
+// It is there whole or not at all.
+absl::Status Write(const std::string& flag, const std::string& path, const std::string& secret) {
+  const std::string made = path + ".new";
+  unlink(made.c_str());
+  const UniqueFd file(open(made.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (!file.valid() ||
+      write(file.get(), secret.data(), secret.size()) != static_cast<ssize_t>(secret.size()) ||
+      fsync(file.get()) != 0 || rename(made.c_str(), path.c_str()) != 0) {
+    return Wrong(flag, path, std::string(absl::ErrnoToStatus(errno, "it can't be made").message()));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> ReadTierSecret(const std::string& flag, const std::string& path) {
@@ -64,17 +77,20 @@ absl::StatusOr<std::string> ReadSecretFile(const std::string& flag, const std::s
 
 absl::StatusOr<std::string> ReadOrMakeTierSecret(const std::string& flag, const std::string& path) {
   if (access(path.c_str(), F_OK) == 0) return ReadTierSecret(flag, path);
-  const std::string secret = RandomBytes(kLeastTierSecretBytes);
-  // It is there whole or not at all.
-  const std::string made = path + ".new";
-  unlink(made.c_str());
-  const UniqueFd file(open(made.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (!file.valid() ||
-      write(file.get(), secret.data(), secret.size()) != static_cast<ssize_t>(secret.size()) ||
-      fsync(file.get()) != 0 || rename(made.c_str(), path.c_str()) != 0) {
-    return Wrong(flag, path, std::string(absl::ErrnoToStatus(errno, "it can't be made").message()));
-  }
+  std::string secret = RandomBytes(kLeastTierSecretBytes);
+  RETURN_IF_ERROR(Write(flag, path, secret));
   return secret;
+}
+
+absl::Status KeepTierSecret(const std::string& flag, const std::string& path, const std::string& secret) {
+  if (access(path.c_str(), F_OK) != 0) return Write(flag, path, secret);
+  ASSIGN_OR_RETURN(const std::string there, ReadTierSecret(flag, path));
+  if (there == secret) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("--", flag, "=", path,
+                   ": it is another secret than the daemon's, which would find nothing of what lies "
+                   "there: start the daemon with this tier, or with --tier-key-file=",
+                   path));
 }
 
 std::array<uint8_t, 32> DeriveTierKey(std::string_view secret, std::string_view label,

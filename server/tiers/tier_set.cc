@@ -1,161 +1,68 @@
 #include "server/tiers/tier_set.h"
 
-#include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "proto/support/check.h"
+#include "proto/support/status_macros.h"
 
 namespace kvpool {
-namespace {
 
-// What members are compared by: the time until so many more bytes are here.
-constexpr uint64_t kComparedBytes = 1 << 20;
-
-constexpr TierSet::Members BitOf(size_t member) { return static_cast<TierSet::Members>(1u << member); }
-
-}  // namespace
-
-std::string TextOf(const TierRule& rule) {
-  if (rule.when == TierWrite::kReuse) return absl::StrCat("reuse:", rule.uses);
-  return rule.when == TierWrite::kSeal ? "seal" : "evict";
-}
-
-// ---------------------------------------------------------------------------------------------------- costs
-
-LoadCost::Begun LoadCost::Begin(uint64_t bytes) {
-  const auto now = std::chrono::steady_clock::now();
+TierSet::TierSet(std::vector<TierMember> members) {
+  KVPOOL_CHECK(members.size() <= kMost, "%zu tiers", members.size());
   MutexLock lock(&mu_);
-  bytes_out_ += bytes;
-  return {.at = now, .bytes_out = bytes_out_};
+  for (TierMember& member : members) AttachLocked(std::move(member), /*by_operator=*/false);
+  Publish();
 }
 
-void LoadCost::End(const Begun& begun, uint64_t bytes, TierResult result) {
-  const auto now = std::chrono::steady_clock::now();
+std::shared_ptr<const TierView> TierSet::view() const {
   MutexLock lock(&mu_);
-  bytes_out_ -= bytes;
-  last_ = now;
-  const std::chrono::duration<double> seconds = now - begun.at;
-  const RecentFit<2>::Sample size = {1, static_cast<double>(begun.bytes_out)};
-  // One that was given up early says nothing; one that was waited for in vain takes longer than was thought.
-  const bool longer = result == TierResult::kLate && seconds.count() > seconds_.At(size);
-  if (result == TierResult::kDone || longer) seconds_.Add(size, seconds.count());
+  return view_;
 }
 
-std::optional<double> LoadCost::Forecast(uint64_t bytes, bool lately) {
-  const auto now = std::chrono::steady_clock::now();
-  MutexLock lock(&mu_);
-  // While something is on its way it will tell; nobody has to try.
-  const bool forgotten = lately && bytes_out_ == 0 && now - last_ > kForgotten;
-  if (seconds_.samples() < kLeastSamples || forgotten) return std::nullopt;
-  return seconds_.At({1, static_cast<double>(bytes_out_ + bytes)});
-}
-
-LoadCost::Measured LoadCost::measured() {
-  MutexLock lock(&mu_);
-  if (seconds_.samples() == 0) return {};
-  const auto& [fixed, per_byte] = seconds_.coefficients();
-  return {.seconds = fixed, .bytes_per_second = per_byte > 0 ? 1 / per_byte : 0};
-}
-
-// ---------------------------------------------------------------------------------------------------- the set
-
-TierSet::TierSet(std::vector<TierMember> members) : members_(std::move(members)) {
-  KVPOOL_CHECK(!members_.empty() && members_.size() <= kMost, "%zu tiers", members_.size());
-  for (size_t i = 0; i < members_.size(); ++i) {
-    const TierMember& member = members_[i];
-    capacity_bytes_[i] = member.tier->usage().capacity_bytes;
-    const bool reuse = member.rule.when == TierWrite::kReuse;
-    takes_[static_cast<size_t>(TierOffer::kLeaves)] |= member.rule.when != TierWrite::kSeal;
-    takes_[static_cast<size_t>(TierOffer::kSealed)] |= member.rule.when == TierWrite::kSeal;
-    takes_[static_cast<size_t>(TierOffer::kReused)] |= reuse;
-    keeps_all_ |= !reuse;
-    if (reuse) reuse_ |= uint64_t{1} << std::min(member.rule.uses, TierRule::kMostUses);
+void TierSet::Publish() {
+  std::vector<TierView::Entry> entries;
+  uint8_t takes = 1u << static_cast<size_t>(TierOffer::kEnds);
+  uint64_t reuse = 0;
+  bool keeps_all = false;
+  for (const auto& [tier, state] : ListLocked()) {
+    if (state == State::kDetaching) continue;
+    const bool writes = state == State::kAttached;
+    entries.push_back({.tier = tier, .writes = writes});
+    if (!writes) continue;
+    const TierRule& rule = tier->rule();
+    const bool seal = rule.when == TierWrite::kSeal, again = rule.when == TierWrite::kReuse;
+    takes |= 1u << static_cast<size_t>(seal ? TierOffer::kSealed : TierOffer::kLeaves);
+    if (again) takes |= 1u << static_cast<size_t>(TierOffer::kReused);
+    if (again) reuse |= uint64_t{1} << std::min(rule.uses, TierRule::kMostUses);
+    keeps_all |= !again;
   }
-  takes_[static_cast<size_t>(TierOffer::kEnds)] = true;
-}
-
-uint64_t TierSet::most_value_bytes() const {
-  uint64_t most = 0;
-  for (const TierMember& member : members_) most = std::max(most, member.tier->most_value_bytes());
-  return most;
-}
-
-TierSet::Members TierSet::lasting() const {
-  Members lasting = 0;
-  for (size_t i = 0; i < members_.size(); ++i) {
-    if (members_[i].tier->lasting()) lasting |= BitOf(i);
-  }
-  return lasting;
+  empty_ = entries.empty();
+  takes_ = takes;
+  reuse_ = reuse;
+  keeps_all_ = keeps_all;
+  view_ = std::make_shared<const TierView>(std::move(entries));
 }
 
 void TierSet::Drain() {
-  for (const TierMember& member : members_) member.tier->Drain();
-  // A value that one member did not have may be asked of another that was waited for before.
+  for (const auto& [tier, state] : list()) tier->tier().Drain();
+  // A value that one tier did not have may be asked of another that was waited for before.
   MutexLock lock(&mu_);
   while (loading_ > 0) answered_.Wait(&mu_);
 }
 
 // ------------------------------------------------------------------------------------------------------- up
 
-std::array<uint8_t, TierSet::kMost> TierSet::Order() {
-  std::array<uint8_t, kMost> order;
-  std::iota(order.begin(), order.end(), 0);
-  if (members_.size() == 1) return order;
-  std::array<double, kMost> seconds{};
-  for (size_t i = 0; i < members_.size(); ++i)
-    seconds[i] = costs_[i].Forecast(kComparedBytes, false).value_or(0);
-  std::stable_sort(order.begin(), order.begin() + static_cast<ptrdiff_t>(members_.size()),
-                   [&](uint8_t a, uint8_t b) { return seconds[a] < seconds[b]; });
-  return order;
-}
-
-void TierSet::Find(absl::Span<const TierKey> keys, absl::Span<Found> found) {
-  std::fill(found.begin(), found.end(), Found{});
-  const std::array<uint8_t, kMost> order = Order();
-  std::vector<size_t> left(keys.size());  // Whoever surely has it goes in front of who may.
-  std::iota(left.begin(), left.end(), 0);
-  std::vector<TierKey> asked(keys.begin(), keys.end());
-  std::vector<TierPresence> there(keys.size());
-  for (size_t at = 0; at < members_.size() && !left.empty(); ++at) {
-    members_[order[at]].tier->Exists(asked, absl::MakeSpan(there).first(asked.size()));
-    size_t kept = 0;
-    for (size_t i = 0; i < left.size(); ++i) {
-      Found& of_key = found[left[i]];
-      if (there[i] == TierPresence::kYes ||
-          (there[i] == TierPresence::kUnknown && of_key.presence == TierPresence::kNo)) {
-        of_key = {there[i], order[at]};
-      }
-      if (of_key.presence == TierPresence::kYes) continue;
-      asked[kept] = asked[i];
-      left[kept++] = left[i];
-    }
-    asked.resize(kept);
-    left.resize(kept);
-  }
-}
-
-std::optional<double> TierSet::Forecast(const std::array<uint64_t, kMost>& bytes, bool lately) {
-  double seconds = 0;
-  for (size_t i = 0; i < members_.size(); ++i) {
-    if (bytes[i] == 0) continue;
-    const std::optional<double> of_member = costs_[i].Forecast(bytes[i], lately);
-    if (!of_member.has_value()) return std::nullopt;
-    seconds = std::max(seconds, *of_member);
-  }
-  return seconds;
-}
-
 // One call of Load.
 struct TierSet::Loading {
   std::vector<TierLoad> loads;
   Tier::Deadline deadline;
   Tier::Done done;
-  // Each value is with one member at a time, whose answer is the only one to look at it.
+  // Each value is with one tier at a time, whose answer is the only one to look at it.
   struct Way {
     LoadCost::Begun begun;
-    Members tried = 0;
+    std::vector<uint64_t> tried;  // Ids.
   };
   std::vector<Way> ways;
 };
@@ -168,140 +75,208 @@ void TierSet::Load(std::vector<TierLoad> loads, Tier::Deadline deadline, Tier::D
   }
   std::vector<TierKey> keys;
   for (const TierLoad& load : loads) keys.push_back(load.key);
-  std::vector<Found> found(count);
-  Find(keys, absl::MakeSpan(found));
+  std::vector<TierView::Found> found(count);
+  const std::shared_ptr<const TierView> view = this->view();
+  view->Find(keys, absl::MakeSpan(found));
   const auto loading = std::make_shared<Loading>(Loading{.loads = std::move(loads),
                                                          .deadline = deadline,
                                                          .done = std::move(done),
                                                          .ways = std::vector<Loading::Way>(count)});
-  std::array<std::vector<size_t>, kMost> of_member;
-  // What nobody has is asked of the first: it counts the miss.
-  for (size_t i = 0; i < count; ++i) of_member[found[i].member].push_back(i);
-  for (size_t member = 0; member < members_.size(); ++member) {
-    if (!of_member[member].empty()) LoadFrom(loading, member, std::move(of_member[member]));
+  std::array<std::vector<size_t>, kMost> of_slot;
+  std::vector<size_t> nowhere;
+  for (size_t i = 0; i < count; ++i) {
+    (found[i].presence == TierPresence::kNo ? nowhere : of_slot[found[i].slot]).push_back(i);
   }
+  // What nobody has is asked of the first: it counts the miss.
+  if (!view->entries().empty()) {
+    std::vector<size_t>& first = of_slot[view->entries().front().tier->slot()];
+    first.insert(first.end(), nowhere.begin(), nowhere.end());
+    nowhere.clear();
+  }
+  for (const TierView::Entry& entry : view->entries()) {
+    std::vector<size_t>& which = of_slot[entry.tier->slot()];
+    if (!which.empty()) LoadFrom(loading, entry.tier.get(), std::move(which));
+  }
+  for (const size_t i : nowhere) Answer(*loading, i, TierResult::kMiss);
 }
 
-void TierSet::LoadFrom(const std::shared_ptr<Loading>& loading, size_t member, std::vector<size_t> which) {
+// The answers of a tier come before it is destroyed, and hold no reference: the last one would destroy it on its own thread.
+void TierSet::LoadFrom(const std::shared_ptr<Loading>& loading, AttachedTier* tier,
+                       std::vector<size_t> which) {
   std::vector<TierLoad> loads;
   for (const size_t i : which) {
     loads.push_back(loading->loads[i]);
-    loading->ways[i].tried |= BitOf(member);
-    loading->ways[i].begun = costs_[member].Begin(loading->loads[i].into->bytes());
+    loading->ways[i].tried.push_back(tier->id());
+    loading->ways[i].begun = tier->cost().Begin(loading->loads[i].into->bytes());
   }
-  members_[member].tier->Load(
-      std::move(loads), loading->deadline,
-      [this, loading, member, which = std::move(which)](size_t index, TierResult result) {
-        Loaded(loading, member, which[index], result);
-      });
+  tier->LoadsBegin(which.size());
+  tier->tier().Load(std::move(loads), loading->deadline,
+                    [this, loading, tier, which = std::move(which)](size_t index, TierResult result) {
+                      Loaded(loading, tier, which[index], result);
+                    });
 }
 
-void TierSet::Loaded(const std::shared_ptr<Loading>& loading, size_t member, size_t index,
+void TierSet::Loaded(const std::shared_ptr<Loading>& loading, AttachedTier* tier, size_t index,
                      TierResult result) {
-  TierLoad& load = loading->loads[index];
-  costs_[member].End(loading->ways[index].begun, load.into->bytes(), result);
+  tier->cost().End(loading->ways[index].begun, loading->loads[index].into->bytes(), result);
   const bool missing = result == TierResult::kMiss || result == TierResult::kCorrupt ||
                        result == TierResult::kFailed || result == TierResult::kFull;
-  if (missing && std::chrono::steady_clock::now() < loading->deadline) {
-    for (const uint8_t other : Order()) {
-      if (other >= members_.size() || (loading->ways[index].tried & BitOf(other)) != 0) continue;
-      TierPresence there = TierPresence::kNo;
-      members_[other].tier->Exists({&load.key, 1}, {&there, 1});
-      if (there == TierPresence::kNo) continue;
-      return LoadFrom(loading, other, {index});
-    }
+  if (!missing || std::chrono::steady_clock::now() >= loading->deadline || !AskNext(loading, index))
+    Answer(*loading, index, result);
+  tier->LoadEnds();
+}
+
+bool TierSet::AskNext(const std::shared_ptr<Loading>& loading, size_t index) {
+  const std::shared_ptr<const TierView> view = this->view();
+  const std::vector<uint64_t>& tried = loading->ways[index].tried;
+  for (const TierView::Entry* entry : view->Order()) {
+    AttachedTier* const tier = entry->tier.get();
+    if (std::count(tried.begin(), tried.end(), tier->id()) > 0) continue;
+    TierPresence there = TierPresence::kNo;
+    tier->tier().Exists({&loading->loads[index].key, 1}, {&there, 1});
+    if (there == TierPresence::kNo) continue;
+    LoadFrom(loading, tier, {index});
+    return true;
   }
-  // Others of the batch may be out for long.
-  load.into.reset();
-  loading->done(index, result);
+  return false;
+}
+
+void TierSet::Answer(const Loading& loading, size_t index, TierResult result) {
+  loading.done(index, result);
   MutexLock lock(&mu_);
   if (--loading_ == 0) answered_.SignalAll();
 }
 
 // ----------------------------------------------------------------------------------------------------- down
 
-void TierSet::Wanted(absl::Span<const Offered> offered, uint64_t value_bytes, size_t spaces,
-                     absl::Span<Members> wanted) const {
-  std::fill(wanted.begin(), wanted.end(), Members{0});
-  std::vector<TierKey> keys;
-  std::vector<size_t> of;
-  std::vector<TierPresence> there;
-  for (size_t m = 0; m < members_.size(); ++m) {
-    const auto& [tier, rule] = members_[m];
-    if (value_bytes > tier->most_value_bytes()) continue;
-    // Half of it: values of many sizes leave gaps.
-    const uint64_t share = capacity_bytes_[m] / 2 / std::max<size_t>(spaces, 1);
-    const uint64_t places =
-        capacity_bytes_[m] == 0 ? UINT64_MAX : std::max<uint64_t>(share / WholePages(value_bytes), 1);
-    keys.clear();
-    of.clear();
-    for (size_t i = 0; i < offered.size(); ++i) {
-      const Offered& block = offered[i];
-      const bool by_rule =
-          block.owed != 0 ? (block.owed & BitOf(m)) != 0
-          : rule.when == TierWrite::kReuse
-              ? block.why != TierOffer::kSealed && block.uses >= rule.uses
-              : block.why == TierOffer::kEnds ||
-                    block.why == (rule.when == TierWrite::kEvict ? TierOffer::kLeaves : TierOffer::kSealed);
-      if (!by_rule || (block.why == TierOffer::kLeaves && block.place >= places)) continue;
-      keys.push_back(block.key);
-      of.push_back(i);
-    }
-    there.resize(keys.size());
-    tier->Exists(keys, absl::MakeSpan(there));
-    for (size_t i = 0; i < of.size(); ++i) {
-      if (there[i] != TierPresence::kYes) wanted[of[i]] |= BitOf(m);
-    }
-  }
-}
-
-// One call of Store.
-struct TierSet::Storing {
-  Mutex mu;
-  std::vector<Stored> answers ABSL_GUARDED_BY(mu);
-  std::vector<Members> left ABSL_GUARDED_BY(mu);  // They have not answered.
-  StoreAnswer answer;
-  StoreDone done;
-};
-
-void TierSet::Store(std::vector<TierStore> stores, std::vector<Members> to, StoreAnswer answer,
+void TierSet::Store(const TierView& view, std::vector<TierStore> stores, std::vector<Members> to,
                     StoreDone done) {
-  const auto storing = std::make_shared<Storing>();
-  {
-    MutexLock lock(&storing->mu);
-    storing->answers.resize(stores.size());
-    storing->left = to;
-  }
-  storing->answer = std::move(answer);
-  storing->done = std::move(done);
-  for (size_t member = 0; member < members_.size(); ++member) {
-    const Members bit = BitOf(member);
-    std::vector<TierStore> of_member;
+  const auto answer = std::make_shared<const StoreDone>(std::move(done));
+  for (const TierView::Entry& entry : view.entries()) {
+    AttachedTier* const tier = entry.tier.get();
+    std::vector<TierStore> of_tier;
     std::vector<size_t> which;
     for (size_t i = 0; i < stores.size(); ++i) {
-      if ((to[i] & bit) == 0) continue;
-      of_member.push_back(stores[i]);
+      if ((to[i] & TierView::BitOf(tier->slot())) == 0) continue;
+      of_tier.push_back(stores[i]);
       which.push_back(i);
     }
     if (which.empty()) continue;
-    members_[member].tier->Store(std::move(of_member), [storing, member, bit, which = std::move(which)](
-                                                           size_t index, TierResult result) {
-      const size_t i = which[index];
-      storing->answer(i, member);
-      Stored answer;
-      {
-        MutexLock lock(&storing->mu);
-        Stored& of_value = storing->answers[i];
-        (result == TierResult::kDone     ? of_value.done
-         : result == TierResult::kFailed ? of_value.failed
-                                         : of_value.refused) |= bit;
-        storing->left[i] &= static_cast<Members>(~bit);
-        if (storing->left[i] != 0) return;
-        answer = of_value;
-      }
-      storing->done(i, answer);
-    });
+    tier->StoresBegin(which.size());
+    tier->tier().Store(std::move(of_tier),
+                       [tier, answer, which = std::move(which)](size_t index, TierResult result) {
+                         (*answer)(which[index], tier->slot(), result);
+                         tier->StoreEnds();
+                       });
   }
+}
+
+// ------------------------------------------------------------------------------------------ tiers that come and go
+
+std::vector<TierSet::Listed> TierSet::ListLocked() const {
+  std::vector<Listed> listed;
+  for (const Place& place : places_) {
+    if (place.tier != nullptr) listed.push_back({place.tier, place.state});
+  }
+  std::sort(listed.begin(), listed.end(),
+            [](const Listed& a, const Listed& b) { return a.tier->id() < b.tier->id(); });
+  return listed;
+}
+
+std::vector<TierSet::Listed> TierSet::list() const {
+  MutexLock lock(&mu_);
+  return ListLocked();
+}
+
+TierSet::Place* TierSet::Find(std::string_view name) {
+  const auto found = std::find_if(places_.begin(), places_.end(),
+                                  [&](const Place& p) { return p.tier != nullptr && p.name == name; });
+  return found == places_.end() ? nullptr : &*found;
+}
+
+absl::Status TierSet::NoSuchTier(std::string_view name) const {
+  std::vector<std::string> names;
+  for (const auto& [tier, state] : ListLocked()) names.emplace_back(tier->tier().name());
+  return absl::NotFoundError(
+      absl::StrCat("tier is \"", std::string(name), "\"; ",
+                   names.empty() ? "there is none" : absl::StrCat("there are ", absl::StrJoin(names, ", "))));
+}
+
+absl::Status TierSet::CheckRoomLocked(std::string_view name) const {
+  size_t taken = 0;
+  for (const Place& place : places_) {
+    taken += place.state != State::kFree;
+    if (place.state == State::kFree || place.name != name) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "tier ", std::string(name), ": one is ",
+        place.state == State::kDetaching || place.state == State::kClosing ? "being detached" : "attached",
+        "; at most one of each kind"));
+  }
+  if (taken < kMost) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("tier ", std::string(name), ": ", taken, " are attached; limit ", kMost));
+}
+
+absl::Status TierSet::CheckRoom(std::string_view name) const {
+  MutexLock lock(&mu_);
+  return CheckRoomLocked(name);
+}
+
+std::shared_ptr<AttachedTier> TierSet::AttachLocked(TierMember member, bool by_operator) {
+  const auto free = std::find_if(places_.begin(), places_.end(),
+                                 [](const Place& place) { return place.state == State::kFree; });
+  std::string name(member.tier->name());
+  const auto slot = static_cast<size_t>(free - places_.begin());
+  *free = {.state = State::kAttached,
+           .tier = std::make_shared<AttachedTier>(std::move(member), ++last_id_, slot, by_operator),
+           .name = std::move(name)};
+  return free->tier;
+}
+
+absl::StatusOr<std::shared_ptr<AttachedTier>> TierSet::Attach(TierMember member) {
+  MutexLock lock(&mu_);
+  RETURN_IF_ERROR(CheckRoomLocked(member.tier->name()));
+  std::shared_ptr<AttachedTier> attached = AttachLocked(std::move(member), /*by_operator=*/true);
+  Publish();
+  return attached;
+}
+
+absl::StatusOr<std::shared_ptr<AttachedTier>> TierSet::SetWrites(std::string_view name, bool writes) {
+  MutexLock lock(&mu_);
+  Place* const place = Find(name);
+  if (place == nullptr) return NoSuchTier(name);
+  if (place->state == State::kDetaching)
+    return absl::FailedPreconditionError(absl::StrCat("tier ", place->name, " is being detached"));
+  place->state = writes ? State::kAttached : State::kDraining;
+  Publish();
+  return place->tier;
+}
+
+absl::StatusOr<std::shared_ptr<AttachedTier>> TierSet::Detach(std::string_view name) {
+  MutexLock lock(&mu_);
+  Place* const place = Find(name);
+  if (place == nullptr) return NoSuchTier(name);
+  place->state = State::kDetaching;
+  Publish();
+  return place->tier;
+}
+
+bool TierSet::Take(const std::shared_ptr<AttachedTier>& tier) {
+  MutexLock lock(&mu_);
+  Place& place = places_[tier->slot()];
+  // One is the place's, the other the caller's. No view that has it is given out any more, so that it stays at that, and
+  // what it was asked for does not grow.
+  if (place.tier != tier || place.state != State::kDetaching || tier.use_count() > 2) return false;
+  const AttachedTier::Out out = tier->out();
+  if (out.loads + out.stores > 0) return false;
+  place.state = State::kClosing;
+  place.tier = nullptr;
+  return true;
+}
+
+void TierSet::Free(size_t slot) {
+  MutexLock lock(&mu_);
+  places_[slot] = {};
 }
 
 }  // namespace kvpool

@@ -128,7 +128,7 @@ size_t MostHere(const v1::OperationResult& result) {
       if (!result.seal().refused().empty()) return 0;
       return kMostOfResult + BytesOf(result.seal().canonical_size());
     case v1::OperationResult::kMatch: {
-      if (result.match().below_tokens() != 0) return 0;
+      if (result.match().below_tokens() != 0 || result.match().may_be_below()) return 0;
       size_t most = kMostOfResult;
       for (const v1::GroupHit& group : result.match().groups())
         most += kMostOfGroup + BytesOf(group.blocks_size());

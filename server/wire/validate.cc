@@ -318,4 +318,22 @@ absl::Status ValidateSetPolicy(const v1::SetPolicyRequest& request) {
   return MakeReplacementPolicy(request.policy(), 1).status();
 }
 
+absl::Status ValidateAttachTier(const v1::AttachTierRequest& request) {
+  RETURN_IF_ERROR(CheckKnown("attach_tier", request));
+  RETURN_IF_ERROR(CheckSize("spec", request.spec(), 1, kMaxTierSpecBytes));
+  return CheckRange("timeout_ms", request.timeout_ms(), 1, kMaxTierTimeoutMs);
+}
+
+absl::Status ValidateDrainTier(const v1::DrainTierRequest& request) {
+  RETURN_IF_ERROR(CheckKnown("drain_tier", request));
+  RETURN_IF_ERROR(CheckSize("tier", request.tier(), 1, kMaxTierNameBytes));
+  return CheckRange("timeout_ms", request.timeout_ms(), 0, kMaxTierTimeoutMs);
+}
+
+absl::Status ValidateDetachTier(const v1::DetachTierRequest& request) {
+  RETURN_IF_ERROR(CheckKnown("detach_tier", request));
+  RETURN_IF_ERROR(CheckSize("tier", request.tier(), 1, kMaxTierNameBytes));
+  return CheckRange("timeout_ms", request.timeout_ms(), 0, kMaxTierTimeoutMs);
+}
+
 }  // namespace kvpool

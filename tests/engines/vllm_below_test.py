@@ -42,8 +42,8 @@ class Scheduler:
         return len(self.running), self.waiting
 
 
-def hit(tokens, below_tokens=0, miss="evicted"):
-    return types.SimpleNamespace(tokens=tokens, below_tokens=below_tokens, miss=miss)
+def hit(tokens, below_tokens=0, miss="evicted", may_be_below=False):
+    return types.SimpleNamespace(tokens=tokens, below_tokens=below_tokens, miss=miss, may_be_below=may_be_below)
 
 
 def request(name):
@@ -68,13 +68,7 @@ def counters():
 
 @pytest.fixture
 def waits(clock, counters):
-    return below.Below(WAIT_MS, False, 100, counters)
-
-
-@pytest.fixture
-def shared(clock, counters):
-    """The tier is a store that nodes share."""
-    return below.Below(WAIT_MS, True, 100, counters)
+    return below.Below(WAIT_MS, 100, counters)
 
 
 def step(waits, session, *requests, scheduler=None, take=lambda hit, question: None):
@@ -92,7 +86,6 @@ def step(waits, session, *requests, scheduler=None, take=lambda hit, question: N
 def test_left_out_until_all_has_come(waits, counters, clock):
     session, one, taken = Session(), request("one"), []
     assert waits.prefetches(one, question()) and not waits.prefetches(one, question())
-    waits.came(session, one, question())
     waits.pool_has(one, question(), hit(32, below_tokens=64))
     assert session.asked == []
     assert step(waits, session, one) == ["one"]
@@ -138,7 +131,6 @@ def test_what_the_daemon_gives_up_is_late(waits, counters):
 def test_nothing_is_asked_where_nothing_is_below(waits, counters):
     session, one = Session(), request("one")
     assert waits.prefetches(one, question())
-    waits.came(session, one, question())
     waits.pool_has(one, question(), hit(32, miss="never_seen"))
     assert step(waits, session, one) == [] and session.asked == []
     waits.pool_has(one, question(), hit(32, below_tokens=96))  # It has left the pool since, and was asked for again.
@@ -152,41 +144,38 @@ def test_an_idle_engine_waits_for_answers_and_not_long(waits):
     assert 0 < session.asked[0].patience <= 0.002
 
 
-def test_a_shared_store_is_asked_for_what_nobody_has_heard_of(shared, counters):
+def test_a_store_that_has_not_said_is_waited_for(waits, counters):
     session, one, taken = Session(), request("one"), []
-    assert not shared.prefetches(one, question())
-    shared.came(session, one, question())
+    waits.pool_has(one, question(), hit(0, miss="never_seen", may_be_below=True))
+    assert step(waits, session, one) == ["one"]
     (pending,) = session.asked
-    shared.pool_has(one, question(), hit(0, miss="never_seen"))
-    assert step(shared, session, one) == ["one"]
     assert 0 < pending.patience <= 0.002  # If nothing is there the answer is here, or nearly so.
     pending.hit = hit(64, miss="never_seen")
-    assert step(shared, session, one, take=lambda *what: taken.append(what)) == [] and len(taken) == 1
+    assert step(waits, session, one, take=lambda *what: taken.append(what)) == [] and len(taken) == 1
     assert counters == {"waited_requests": 1, "promoted_tokens": 64, "late_waits": 0}
 
 
-def test_a_shared_store_is_not_waited_for_with_all_in_the_pool(shared, counters):
+def test_a_store_is_not_asked_with_all_in_the_pool(waits, counters):
     session, one = Session(), request("one")
-    shared.came(session, one, question())
-    shared.pool_has(one, question(), hit(128, miss="none"))
-    assert step(shared, session, one) == [] and session.asked[0].patience is None
-    assert shared.asking() == [] and counters["promoted_tokens"] == 0
+    assert waits.prefetches(one, question())
+    waits.pool_has(one, question(), hit(128, miss="none"))
+    assert step(waits, session, one) == [] and session.asked == []
+    assert waits.asking() == [] and counters["promoted_tokens"] == 0
 
 
-def test_only_more_than_it_holds_is_taken(shared):
+def test_only_more_than_it_holds_is_taken(waits):
     """An answer that says the same again costs the daemon nothing but the holds that go back with it."""
     session, one, taken = Session(), request("one"), []
-    shared.came(session, one, question())
-    shared.pool_has(one, question(), hit(32, miss="never_seen"))
+    waits.pool_has(one, question(), hit(32, miss="never_seen", may_be_below=True))
+    assert step(waits, session, one) == ["one"]
     session.asked[0].hit = hit(32, miss="never_seen")
-    assert step(shared, session, one, take=lambda *what: taken.append(what)) == [] and not taken
+    assert step(waits, session, one, take=lambda *what: taken.append(what)) == [] and not taken
     # It does not hold what gave way.
-    shared.let_go("one")
-    shared.came(session, one, question())
-    shared.pool_has(one, question(), hit(32, below_tokens=32))
-    shared.give_way("one")
+    waits.let_go("one")
+    waits.pool_has(one, question(), hit(32, below_tokens=32))
+    waits.give_way("one")
     session.match_groups = lambda question, wait_ms: types.SimpleNamespace(wait=lambda timeout: hit(32, miss="evicted"))
-    assert step(shared, session, one, take=lambda *what: taken.append(what)) == [] and len(taken) == 1
+    assert step(waits, session, one, take=lambda *what: taken.append(what)) == [] and len(taken) == 1
 
 
 def test_what_is_below_takes_turns(waits, clock):
@@ -206,32 +195,26 @@ def test_what_is_below_takes_turns(waits, clock):
     assert step(waits, session, *requests) == ["3"] and len(session.asked) == 4
 
 
-@pytest.mark.parametrize("is_shared", [False, True])
-def test_as_many_wait_as_the_daemon_takes(clock, is_shared):
-    waits, session = below.Below(WAIT_MS, is_shared, 1 << 30, {}), Session()
+def test_as_many_wait_as_the_daemon_takes(clock):
+    waits, session = below.Below(WAIT_MS, 1 << 30, {}), Session()
     requests = [request(str(i)) for i in range(80)]
-    ahead = [waits.prefetches(each, question()) for each in requests]
-    for each in requests:
-        waits.came(session, each, question())
-    assert (sum(ahead), len(session.asked)) == ((0, 16) if is_shared else (16, 0))  # Before it is their turn.
+    assert sum(waits.prefetches(each, question()) for each in requests) == 16  # Before it is their turn.
     for each in requests:
         waits.pool_has(each, question(), hit(0, below_tokens=128))
-    assert len(step(waits, session, *requests)) == 64 and len(session.asked) == (64 if is_shared else 48)
+    assert len(step(waits, session, *requests)) == 64 and len(session.asked) == 48
     for pending in session.asked[:10]:
         pending.hit = hit(128, miss="none")
     assert len(step(waits, session, *requests)) == 54  # The others went on.
-    assert len(waits.asking()) == (54 if is_shared else 48)
+    assert len(waits.asking()) == 48
     clock.at += 2
     assert step(waits, session, *requests) == [] and waits.asking() == []
 
 
-def test_who_is_not_at_his_turn_keeps_nobody_waiting_who_is(shared):
+def test_who_is_not_at_his_turn_keeps_nobody_waiting_who_is(waits):
     session, ahead, first = Session(), [request(str(i)) for i in range(20)], request("first")
-    for each in ahead:
-        shared.came(session, each, question(50))
-    assert len(session.asked) == 1  # Half the room.
-    shared.pool_has(first, question(100), hit(0, below_tokens=3200))
-    assert step(shared, session, first) == ["first"] and len(session.asked) == 2
+    assert sum(waits.prefetches(each, question(50)) for each in ahead) == 1  # Half the room.
+    waits.pool_has(first, question(100), hit(0, below_tokens=3200))
+    assert step(waits, session, first) == ["first"] and len(session.asked) == 1
 
 
 def test_who_gave_way_asks_again_in_the_time_that_is_left(waits, clock, counters):
@@ -280,9 +263,8 @@ def test_nobody_waits_outside_of_a_step(waits, counters):
 
 
 def test_nobody_waits_who_is_not_to(clock, counters):
-    waits, session, one, scheduler = below.Below(0, True, 100, counters), Session(), request("one"), Scheduler()
+    waits, session, one, scheduler = below.Below(0, 100, counters), Session(), request("one"), Scheduler()
     assert not waits.prefetches(one, question())
-    waits.came(session, one, question())
     waits.pool_has(one, question(), hit(0, below_tokens=64))
     with waits.planning(scheduler):
         assert scheduler.connector is None and not waits.is_coming(session, one, lambda hit, question: None)

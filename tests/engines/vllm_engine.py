@@ -215,8 +215,8 @@ class Engine:
         below = self.scheduler.pool.below
         ask = below._ask
 
-        def slowly(session, wait, most):
-            asked = ask(session, wait, most)
+        def slowly(session, wait):
+            asked = ask(session, wait)
             if asked:
                 wait.pending = Slow(session, wait)
             return asked

@@ -64,7 +64,7 @@ def test_what_has_left_the_pool_is_waited_for(tmp_path):
         with kvpool.Session(layout(), "a model", socket=daemon.socket) as session:
             assert session.hasher().chain(TOKENS, 16) == keys
             with session.match(keys).wait() as hit:
-                assert (hit.tokens, hit.below_tokens) == (0, 64)
+                assert (hit.tokens, hit.below_tokens, hit.may_be_below) == (0, 64, False)
             with session.match_groups([(0, keys)], wait_ms=60000).wait(60) as hit:
                 assert (hit.tokens, hit.below_tokens) == (64, 0)
                 assert [int(np.asarray(hit.blocks.data(i))[17]) for i in range(4)] == [40, 41, 42, 43]

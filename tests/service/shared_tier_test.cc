@@ -112,8 +112,24 @@ TEST_F(SharedTier, APrefetchFindsItToo) {
 
 TEST_F(SharedTier, AMatchThatDoesNotWaitIsToldTheNextTime) {
   first_->Compute(keys_);
-  EXPECT_EQ(second_->Match(keys_).below_tokens(), 0);
+  const v1::MatchResult at_first = second_->Match(keys_);
+  EXPECT_EQ(at_first.below_tokens(), 0);
+  EXPECT_TRUE(at_first.may_be_below());
   EXPECT_TRUE(Eventually([&] { return second_->Match(keys_).below_tokens() == 160; }));
+}
+
+TEST_F(SharedTier, WhetherMoreMayBeThereIsSaid) {
+  // Once the store has said no, a match need not wait.
+  EXPECT_TRUE(second_->Match(keys_).may_be_below());
+  EXPECT_TRUE(Eventually([&] { return !second_->Match(keys_).may_be_below(); }));
+  // What is behind a block that is not there is of no use, whatever the store says of it.
+  first_->Compute({keys_.begin() + 1, keys_.end()});
+  EXPECT_FALSE(second_->Match(keys_).may_be_below());
+  // What is resident is not asked for.
+  second_->Compute(keys_);
+  const v1::MatchResult resident = second_->Match(keys_);
+  EXPECT_EQ(resident.tokens(), 160);
+  EXPECT_FALSE(resident.may_be_below());
 }
 
 TEST_F(SharedTier, OnlyWhatIsThereComesUp) {

@@ -1,160 +1,28 @@
 // The way of a block down to a tier and back.
+#include "tests/service/tier_test.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
-#include <cstring>
+#include <cstddef>
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <random>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "server/daemon/space_terms.h"
 #include "server/space/space.h"
-#include "server/tiers/file_tier.h"
 #include "server/tiers/host_tier.h"
-#include "tests/service/service_fixture.h"
-#include "tests/tiers/faulty_tier.h"
-#include "tests/tiers/tier_fixture.h"
 
 namespace kvpool {
 namespace {
-
-class TierTest : public ServiceTest {
- protected:
-  // The tier counts by the real clock, and a busy machine may stall for seconds.
-  static constexpr uint64_t kWaitMs = 60000;
-
-  // A daemon on the folder, of one slab: 15 blocks, one of which is the engine's sink.
-  void Begin(TierWrite write = TierWrite::kEvict, uint32_t slabs = 1) {
-    auto file = FileTier::Open({.path = folder_.path(), .capacity_bytes = 1 << 20});
-    ASSERT_TRUE(file.ok()) << file.status();
-    auto faulty = std::make_shared<FaultyTier>(*std::move(file));
-    tier_ = faulty.get();
-    options_.tiers.insert(options_.tiers.begin(), {std::move(faulty), {.when = write}});
-    options_.tier_secret = std::string(32, 's');
-    options_.low_watermark = options_.high_watermark = 0;
-    StartDaemon(slabs);
-    engine_ = OpenEngine(OpenRequest());
-    Settle({engine_.get()});
-  }
-  void End() {
-    engine_.reset();
-    daemon_.reset();
-    options_.tiers.clear();
-    scripts_.clear();
-  }
-  char* At(uint64_t ref) const {
-    return scripts_.back()->memory + Index(BlockRef::Unpack(ref).id) * kBlockBytes;
-  }
-  // Seals a chain whose blocks have their key as their bytes, and lets it go.
-  void Compute(const std::vector<std::string>& keys) {
-    const std::vector<uint64_t> blocks = engine_->Lease(static_cast<uint32_t>(keys.size()));
-    ASSERT_EQ(blocks.size(), keys.size());
-    for (size_t i = 0; i < blocks.size(); ++i) Fill(blocks[i], keys[i]);
-    engine_->Seal(blocks, keys);
-    engine_->Release(blocks);
-  }
-  void Fill(uint64_t ref, const std::string& key) const {
-    for (uint64_t at = 0; at < kBlockBytes; at += key.size())
-      std::memcpy(At(ref) + at, key.data(), key.size());
-  }
-  bool Has(uint64_t ref, const std::string& key) const {
-    for (uint64_t at = 0; at < kBlockBytes; at += key.size()) {
-      if (std::memcmp(At(ref) + at, key.data(), key.size()) != 0) return false;
-    }
-    return true;
-  }
-  // What is to be moved is.
-  void Move() {
-    do {
-      tier_->Drain();
-    } while (daemon_->MoveTierOnce());
-  }
-  // Others push out all that is cached.
-  void PushOut() {
-    const std::vector<uint64_t> blocks = engine_->Lease(14);
-    ASSERT_EQ(blocks.size(), 14);
-    engine_->Release(blocks);
-  }
-  v1::Operation WaitOp(const std::vector<std::string>& keys) const {
-    v1::Operation operation = MatchOp(keys);
-    operation.mutable_match()->set_wait_ms(kWaitMs);
-    return operation;
-  }
-  // Matches, waits as long as there is something to wait for, and checks the bytes.
-  v1::MatchResult Await(const std::vector<std::string>& keys) {
-    std::optional<v1::OperationResult> answer;
-    engine_->Send(WaitOp(keys), &answer);
-    Move();
-    EXPECT_TRUE(answer.has_value());
-    if (!answer.has_value()) return {};
-    EXPECT_EQ(answer->code(), 0) << answer->message();
-    for (int i = 0; i < answer->match().groups(0).blocks_size(); ++i) {
-      EXPECT_TRUE(Has(answer->match().groups(0).blocks(i), keys[static_cast<size_t>(i)])) << i;
-    }
-    return answer->match();
-  }
-  // The same where each value comes a millisecond after the one before.
-  v1::MatchResult AwaitSlowly(const std::vector<std::string>& keys) {
-    tier_->delay = std::chrono::milliseconds(1);
-    v1::MatchResult match = Await(keys);
-    tier_->delay = std::chrono::milliseconds(0);
-    return match;
-  }
-  // So many prefills took so long.
-  void Report(uint64_t tokens, uint64_t before, std::chrono::microseconds time, int times) {
-    while (times > 0) {
-      v1::StepRequest batch;
-      batch.set_sequence(++engine_->sequence);
-      for (int i = 0; i < 64 && times > 0; ++i, --times) {
-        v1::PrefillSample& sample = *batch.add_prefills();
-        sample.set_tokens(tokens);
-        sample.set_tokens_before(before);
-        sample.set_microseconds(static_cast<uint64_t>(time.count()));
-      }
-      EXPECT_EQ(engine_->Step(batch).code(), 0);
-    }
-  }
-  void LetGo(const v1::MatchResult& match) {
-    const auto& blocks = match.groups(0).blocks();
-    if (!blocks.empty()) engine_->Release({blocks.begin(), blocks.end()});
-  }
-  // Two engines ask for what was pushed out, the second a millisecond later, before anything comes. Every second of these loads
-  // ends so.
-  std::pair<v1::OperationResult, v1::OperationResult> BothAsk(TierResult fault = TierResult::kDone) {
-    Begin();
-    Compute(keys_);
-    Move();
-    PushOut();
-    const auto other = OpenEngine(OpenRequest(), "other");
-    Settle({engine_.get(), other.get()});
-    tier_->hangs = true;
-    tier_->loads_fail = fault;
-    std::optional<v1::OperationResult> first, second;
-    engine_->Send(WaitOp(keys_), &first);
-    clock_.Advance(1);
-    other->Send(WaitOp(keys_), &second);
-    daemon_->MoveTierOnce();
-    tier_->loads_fail = TierResult::kDone;
-    Move();
-    EXPECT_TRUE(first.has_value() && second.has_value());
-    return {first.value_or(v1::OperationResult()), second.value_or(v1::OperationResult())};
-  }
-  uint64_t Unwritten() {
-    daemon_->HousekeepOnce();
-    return counters().unwritten;
-  }
-  BelowCounters counters() { return daemon_->Snapshot().spaces.at(0).below; }
-
-  TierFolder folder_;
-  FaultyTier* tier_ = nullptr;
-  std::unique_ptr<Engine> engine_;
-  const std::vector<std::string> keys_ = Keys("k", 10);
-};
 
 TEST_F(TierTest, WhatIsNotWhatWasSealedStaysAbove) {
   options_.verify = true;
@@ -221,6 +89,120 @@ TEST_F(TierTest, OnlyTheMissingPartComesUp) {
   EXPECT_EQ(engine_->Lease(8).size(), 8);
   EXPECT_EQ(engine_->Match(keys_).below_tokens(), 64);
   LetGo(held);
+}
+
+// A model whose second group has a window of two blocks: engines keep windows at the ends of requests, and none between.
+class TierWindowTest : public TierTest {
+ protected:
+  static constexpr uint64_t kWindow = 2;
+
+  void BeginHybrid() {
+    v1::OpenSession request = OpenRequest();
+    v1::LayerGroup* sliding = request.mutable_layout()->add_groups();
+    sliding->set_name("sliding");
+    sliding->add_layers(1);
+    sliding->set_tokens_per_block(16);
+    sliding->set_window_tokens(16 * kWindow);
+    Begin(request, TierWrite::kEvict, 1);
+  }
+  // Seals so many blocks of the first group, and those of the second.
+  void ComputeHybrid(const std::vector<std::string>& keys, size_t full, const std::vector<size_t>& windowed) {
+    Compute({keys.begin(), keys.begin() + static_cast<ptrdiff_t>(full)});
+    for (const size_t i : windowed) {
+      const std::vector<uint64_t> block = engine_->Lease(1);
+      ASSERT_EQ(block.size(), 1);
+      Fill(block[0], keys[i]);
+      v1::Operation seal = SealOp(block, {keys[i]});
+      seal.mutable_seal()->set_group(1);
+      EXPECT_EQ(engine_->Do(seal).seal().refused_size(), 0);
+      engine_->Release(block);
+    }
+  }
+  v1::Operation OfBoth(v1::Operation match) {
+    v1::GroupKeys* second = match.mutable_match()->add_groups();
+    *second = match.match().groups(0);
+    second->set_group(1);
+    return match;
+  }
+  v1::MatchResult AwaitBoth(const std::vector<std::string>& keys) {
+    std::optional<v1::OperationResult> answer;
+    engine_->Send(OfBoth(WaitOp(keys)), &answer);
+    Move();
+    EXPECT_TRUE(answer.has_value());
+    if (!answer.has_value()) return {};
+    EXPECT_EQ(answer->code(), 0) << answer->message();
+    for (const v1::GroupHit& group : answer->match().groups()) {
+      for (int i = 0; i < group.blocks_size(); ++i) {
+        const uint64_t block = group.blocks(i);
+        EXPECT_TRUE(block == 0 || Has(block, keys[static_cast<size_t>(i)])) << i;
+      }
+    }
+    return answer->match();
+  }
+  void LetGoOfBoth(const v1::MatchResult& match) {
+    for (const v1::GroupHit& group : match.groups()) {
+      std::vector<uint64_t> held;
+      for (const uint64_t block : group.blocks()) {
+        if (block != 0) held.push_back(block);
+      }
+      if (!held.empty()) engine_->Release(held);
+    }
+  }
+};
+
+TEST_F(TierWindowTest, APrefixEndsWhereItsWindowIs) {
+  BeginHybrid();
+  const std::vector<std::string> keys = Keys("k", 6);
+  ComputeHybrid(keys, 6, {0, 2, 3, 5});
+  Move();
+  PushOut();
+  const v1::MatchResult at_once = engine_->Do(OfBoth(MatchOp(keys))).match();
+  EXPECT_EQ(at_once.tokens(), 0);
+  EXPECT_EQ(at_once.below_tokens(), 64);
+  const v1::MatchResult match = AwaitBoth(keys);
+  EXPECT_EQ(match.tokens(), 64);
+  EXPECT_EQ(match.groups(1).blocks(0), 0);
+  EXPECT_EQ(match.groups(1).blocks(1), 0);
+  EXPECT_EQ(counters().promoted, 6) << "four, and the window at their end";
+}
+
+// Whatever lies above and below, it is the longest prefix that has all that it reads.
+TEST_F(TierWindowTest, TheLongestPrefixThatHasAllItReads) {
+  BeginHybrid();
+  std::mt19937 dice(11);
+  uint32_t found = 0;
+  for (int round = 0; round < 200; ++round) {
+    const std::vector<std::string> keys = Keys(absl::StrCat(round, "-"), 7);
+    const size_t full = 1 + dice() % 7;
+    std::vector<size_t> windowed;
+    for (size_t i = 0; i < 7; ++i) {
+      if (dice() % 4 != 0) windowed.push_back(i);
+    }
+    ComputeHybrid(keys, full, windowed);
+    std::vector<bool> is_there(7);
+    for (const size_t i : windowed) is_there[i] = true;
+    Move();
+    size_t longest = full;
+    for (; longest > 0; --longest) {
+      const size_t first = longest - std::min<size_t>(longest, kWindow);
+      if (std::all_of(is_there.begin() + static_cast<ptrdiff_t>(first),
+                      is_there.begin() + static_cast<ptrdiff_t>(longest), [](bool here) { return here; })) {
+        break;
+      }
+    }
+    // Some of it leaves the pool.
+    const std::vector<uint64_t> others = engine_->Lease(1 + dice() % 14);
+    engine_->Release(others);
+    const v1::MatchResult at_once = engine_->Do(OfBoth(MatchOp(keys))).match();
+    EXPECT_EQ(at_once.tokens() + at_once.below_tokens(), 16 * longest) << round;
+    LetGoOfBoth(at_once);
+    const v1::MatchResult match = AwaitBoth(keys);
+    EXPECT_EQ(match.tokens(), 16 * longest) << round;
+    LetGoOfBoth(match);
+    found += at_once.below_tokens() > 0;
+    PushOut();
+  }
+  EXPECT_GT(found, 100);
 }
 
 TEST_F(TierTest, ACleanBlockIsNotWrittenAgain) {

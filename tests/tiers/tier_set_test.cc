@@ -4,13 +4,21 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
+#include <deque>
+#include <functional>
+#include <future>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "proto/support/mutex.h"
 #include "server/tiers/host_tier.h"
 #include "tests/tiers/faulty_tier.h"
 #include "tests/tiers/tier_fixture.h"
@@ -66,22 +74,21 @@ class TierSetTest : public testing::Test {
     for (const uint32_t number : numbers) keys.push_back(KeyOf(number));
     return keys;
   }
-  // What became of each.
-  static std::vector<TierSet::Stored> StoreIn(TierSet* set, const std::vector<uint32_t>& numbers,
-                                              TierSet::Members to) {
+  // Who has each.
+  static std::vector<TierSet::Members> StoreIn(TierSet* set, const std::vector<uint32_t>& numbers,
+                                               TierSet::Members to) {
     std::vector<TierStore> stores;
     for (const uint32_t number : numbers) stores.push_back({KeyOf(number), ValueOf(number)});
-    std::vector<TierSet::Stored> answers(numbers.size());
-    std::vector<int> answered(numbers.size());
-    set->Store(
-        std::move(stores), std::vector<TierSet::Members>(numbers.size(), to), [](size_t, size_t) {},
-        [&](size_t index, const TierSet::Stored& stored) {
-          answers[index] = stored;
-          ++answered[index];
-        });
+    std::vector<TierSet::Members> stored(numbers.size()), answered(numbers.size());
+    set->Store(*set->view(), std::move(stores), std::vector<TierSet::Members>(numbers.size(), to),
+               [&](size_t index, size_t slot, TierResult result) {
+                 EXPECT_EQ(answered[index] & TierView::BitOf(slot), 0) << "it answers once";
+                 answered[index] |= TierView::BitOf(slot);
+                 if (result == TierResult::kDone) stored[index] |= TierView::BitOf(slot);
+               });
     set->Drain();
-    EXPECT_THAT(answered, Each(1));
-    return answers;
+    EXPECT_THAT(answered, Each(to));
+    return stored;
   }
   static std::vector<TierResult> LoadFrom(TierSet* set, const std::vector<uint32_t>& numbers,
                                           Tier::Deadline deadline = Tier::Deadline::max()) {
@@ -106,11 +113,11 @@ class TierSetTest : public testing::Test {
     return results;
   }
   static std::vector<TierSet::Members> Wanted(const TierSet& set, TierOffer offer, uint32_t uses) {
-    std::vector<TierSet::Offered> offered;
+    std::vector<TierView::Offered> offered;
     for (const uint32_t number : {1u, 2u})
       offered.push_back({.key = KeyOf(number), .why = offer, .uses = uses});
     std::vector<TierSet::Members> wanted(2);
-    set.Wanted(offered, kValueBytes, 1, absl::MakeSpan(wanted));
+    set.view()->Wanted(offered, kValueBytes, 1, absl::MakeSpan(wanted));
     return wanted;
   }
 };
@@ -131,19 +138,19 @@ TEST_F(TierSetTest, EachIsGivenWhatItsRuleSays) {
   EXPECT_FALSE(set.takes_after(2));
   StoreIn(&set, {1}, 0b001);
   EXPECT_THAT(Wanted(set, TierOffer::kEnds, 3), ElementsAre(0b110, 0b111));
-  EXPECT_EQ(set.lasting(), 0) << "host memory is not";
+  EXPECT_EQ(set.view()->lasting(), 0) << "host memory is not";
 }
 
 // Half of what a tier holds, shared by all spaces, or the next round would write what this one pushed out.
 TEST_F(TierSetTest, OfWhatLeavesEachIsGivenWhatItHasRoomFor) {
   const auto small = std::make_shared<HostTier>(100 * WholePages(kValueBytes));
   TierSet set({{small, {}}, {Faulty(), {}}, {small, {.when = TierWrite::kReuse}}});
-  std::vector<TierSet::Offered> offered;
+  std::vector<TierView::Offered> offered;
   for (uint32_t i = 0; i < 60; ++i) {
     offered.push_back({.key = KeyOf(i), .why = TierOffer::kLeaves, .uses = 2, .place = i});
   }
   std::vector<TierSet::Members> wanted(offered.size());
-  set.Wanted(offered, kValueBytes, 2, absl::MakeSpan(wanted));
+  set.view()->Wanted(offered, kValueBytes, 2, absl::MakeSpan(wanted));
   EXPECT_EQ(wanted[24], 0b111);
   EXPECT_EQ(wanted[25], 0b010);
   EXPECT_EQ(wanted[59], 0b010);
@@ -163,12 +170,8 @@ TEST_F(TierSetTest, AnAnswerSaysWhoHasTheValue) {
   full->stores_fail = TierResult::kFull;
   gone->stores_fail = TierResult::kFailed;
   TierSet set({{full, {}}, {gone, {}}, {whole, {}}});
-  for (const TierSet::Stored& stored : StoreIn(&set, {1, 2}, 0b111)) {
-    EXPECT_EQ(stored.done, 0b100);
-    EXPECT_EQ(stored.refused, 0b001);
-    EXPECT_EQ(stored.failed, 0b010);
-  }
-  EXPECT_EQ(StoreIn(&set, {3}, 0b010)[0].done, 0);
+  EXPECT_THAT(StoreIn(&set, {1, 2}, 0b111), Each(0b100));
+  EXPECT_THAT(StoreIn(&set, {3}, 0b010), ElementsAre(0));
 }
 
 TEST_F(TierSetTest, WhatOneLosesTheOtherHas) {
@@ -201,12 +204,12 @@ TEST_F(TierSetTest, WhoSurelyHasItIsAskedBeforeWhoMay) {
   StoreIn(&set, {2}, 0b01);
   shared->knows_nothing = true;
   const std::vector<TierKey> keys = KeysOf({1, 2, 3});
-  std::vector<TierSet::Found> found(3);
-  set.Find(keys, absl::MakeSpan(found));
+  std::vector<TierView::Found> found(3);
+  set.view()->Find(keys, absl::MakeSpan(found));
   EXPECT_EQ(found[0].presence, TierPresence::kYes);
-  EXPECT_EQ(found[0].member, 1);
+  EXPECT_EQ(found[0].slot, 1);
   EXPECT_EQ(found[1].presence, TierPresence::kUnknown);
-  EXPECT_EQ(found[1].member, 0);
+  EXPECT_EQ(found[1].slot, 0);
   EXPECT_EQ(found[2].presence, TierPresence::kUnknown);
   EXPECT_THAT(LoadFrom(&set, {1, 2, 3}),
               ElementsAre(TierResult::kDone, TierResult::kDone, TierResult::kMiss));
@@ -217,11 +220,11 @@ TEST_F(TierSetTest, TheFasterOneIsAsked) {
   const auto fast = Faulty();
   TierSet set({{slow, {}}, {fast, {}}});
   StoreIn(&set, Numbers(100), 0b11);
-  EXPECT_FALSE(set.Forecast({kValueBytes, 0}, false).has_value());
+  EXPECT_FALSE(set.view()->Forecast({kValueBytes, 0}, false).has_value());
   // Both are tried until enough is known of them.
   for (uint32_t i = 0; i < 3 * LoadCost::kLeastSamples; ++i) LoadFrom(&set, {i});
-  EXPECT_GE(set.Forecast({kValueBytes, 0}, false).value_or(0), .002);
-  EXPECT_LT(set.Forecast({0, kValueBytes}, false).value_or(1), .002);
+  EXPECT_GE(set.view()->Forecast({kValueBytes, 0}, false).value_or(0), .002);
+  EXPECT_LT(set.view()->Forecast({0, kValueBytes}, false).value_or(1), .002);
   const int before = slow->loads;
   LoadFrom(&set, Numbers(50));
   EXPECT_EQ(slow->loads, before);
@@ -236,11 +239,265 @@ TEST_F(TierSetTest, AForecastGrowsWithWhatIsAskedFor) {
     LoadFrom(&set, {1});
   }
   // A value takes a millisecond here, more on a machine that does other things.
-  const double one = set.Forecast({kValueBytes}, true).value_or(0);
-  const double hundred = set.Forecast({100 * kValueBytes}, true).value_or(0);
+  const double one = set.view()->Forecast({kValueBytes}, true).value_or(0);
+  const double hundred = set.view()->Forecast({100 * kValueBytes}, true).value_or(0);
   EXPECT_GT(one, .0003);
   EXPECT_GT(hundred, 20 * one);
-  EXPECT_GT(set.measured(0).bytes_per_second, 0);
+  EXPECT_GT(set.view()->at(0)->cost().measured().bytes_per_second, 0);
+}
+
+// ------------------------------------------------------------------------------------------ tiers that come and go
+
+// Answers on a thread of its own, as stores do, and says when it is gone.
+class ThreadTier final : public Tier {
+ public:
+  ThreadTier(std::string name, std::atomic<int>* alive) : name_(std::move(name)), alive_(*alive) {
+    ++alive_;
+    thread_ = std::thread([this] { Work(); });
+  }
+  // On its own thread it could not wait for itself.
+  ~ThreadTier() override {
+    {
+      MutexLock lock(&mu_);
+      stopping_ = true;
+      changed_.SignalAll();
+    }
+    thread_.join();
+    --alive_;
+  }
+  std::string_view name() const override { return name_; }
+  uint64_t most_value_bytes() const override { return tier_.most_value_bytes(); }
+  std::string path() const override { return ""; }
+  std::string describe() const override { return ""; }
+  void Exists(absl::Span<const TierKey> keys, absl::Span<TierPresence> found) override {
+    tier_.Exists(keys, found);
+  }
+  void Load(std::vector<TierLoad> loads, Deadline deadline, Done done) override {
+    Add([this, loads = std::move(loads), deadline, done = std::move(done)] {
+      tier_.Load(loads, deadline, done);
+    });
+  }
+  void Store(std::vector<TierStore> stores, Done done) override {
+    Add([this, stores = std::move(stores), done = std::move(done)] { tier_.Store(stores, done); });
+  }
+  void Drain() override {
+    MutexLock lock(&mu_);
+    while (!tasks_.empty() || working_) changed_.Wait(&mu_);
+  }
+  TierErased Erase(const TierOwner& owner, absl::Span<const TierKey> keys,
+                   const std::atomic<bool>* stop) override {
+    return tier_.Erase(owner, keys, stop);
+  }
+  absl::StatusOr<uint64_t> CountOf(const TierOwner& owner) override { return tier_.CountOf(owner); }
+  TierUsage usage() override { return tier_.usage(); }
+
+ private:
+  void Add(std::function<void()> task) {
+    MutexLock lock(&mu_);
+    tasks_.push_back(std::move(task));
+    changed_.SignalAll();
+  }
+  void Work() {
+    MutexLock lock(&mu_);
+    while (true) {
+      while (tasks_.empty() && !stopping_) changed_.Wait(&mu_);
+      if (tasks_.empty()) return;
+      const std::function<void()> task = std::move(tasks_.front());
+      tasks_.pop_front();
+      working_ = true;
+      mu_.Unlock();
+      task();
+      mu_.Lock();
+      working_ = false;
+      changed_.SignalAll();
+    }
+  }
+
+  const std::string name_;
+  std::atomic<int>& alive_;
+  HostTier tier_{4 << 20};
+  Mutex mu_;
+  CondVar changed_;
+  std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mu_);
+  bool working_ ABSL_GUARDED_BY(mu_) = false, stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread thread_;
+};
+
+TEST_F(TierSetTest, WithoutAnyNothingIsFound) {
+  TierSet set({});
+  EXPECT_TRUE(set.empty());
+  EXPECT_FALSE(set.takes(TierOffer::kLeaves));
+  EXPECT_FALSE(set.keeps(TierRule::kMostUses));
+  EXPECT_EQ(set.view()->writers(), 0);
+  EXPECT_THAT(LoadFrom(&set, {1, 2}), Each(TierResult::kMiss));
+  EXPECT_THAT(Wanted(set, TierOffer::kEnds, 9), Each(0));
+}
+
+TEST_F(TierSetTest, OneThatComesIsUsed) {
+  TierSet set({});
+  const std::shared_ptr<const TierView> before = set.view();
+  ASSERT_TRUE(set.Attach({Faulty(), {.when = TierWrite::kReuse, .uses = 5}, "host"}).ok());
+  EXPECT_FALSE(set.empty());
+  EXPECT_TRUE(set.takes_after(5));
+  EXPECT_THAT(Wanted(set, TierOffer::kEnds, 5), Each(0b1));
+  EXPECT_THAT(StoreIn(&set, {1}, 0b1), ElementsAre(0b1));
+  EXPECT_THAT(LoadFrom(&set, {1}), ElementsAre(TierResult::kDone));
+  EXPECT_TRUE(before->entries().empty()) << "a view does not change";
+}
+
+TEST_F(TierSetTest, OneOfEachKindAndEightInAll) {
+  TierSet set({{Faulty(), {}}});
+  const absl::Status second = set.Attach({Faulty(), {}, ""}).status();
+  EXPECT_EQ(second.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(std::string(second.message()), "tier host: one is attached; at most one of each kind");
+  EXPECT_TRUE(set.CheckRoom("file").ok());
+  const TierSet full(std::vector<TierMember>(TierSet::kMost, {Faulty(), {}, ""}));
+  EXPECT_EQ(std::string(full.CheckRoom("file").message()), "tier file: 8 are attached; limit 8");
+  EXPECT_EQ(std::string(set.Detach("file").status().message()), "tier is \"file\"; there are host");
+  EXPECT_EQ(std::string(TierSet({}).Detach("x").status().message()), "tier is \"x\"; there is none");
+}
+
+TEST_F(TierSetTest, OneThatDrainsIsLoadedFromAndGivenNothing) {
+  TierSet set({{Faulty(), {}}});
+  StoreIn(&set, {1}, 0b1);
+  ASSERT_TRUE(set.SetWrites("host", false).ok());
+  EXPECT_FALSE(set.takes(TierOffer::kLeaves));
+  EXPECT_FALSE(set.keeps(9));
+  EXPECT_THAT(Wanted(set, TierOffer::kEnds, 9), Each(0));
+  EXPECT_EQ(set.view()->writers(), 0);
+  EXPECT_THAT(LoadFrom(&set, {1}), ElementsAre(TierResult::kDone));
+  ASSERT_TRUE(set.SetWrites("host", true).ok());
+  EXPECT_TRUE(set.takes(TierOffer::kLeaves));
+  EXPECT_THAT(Wanted(set, TierOffer::kEnds, 9), ElementsAre(0, 0b1));
+}
+
+TEST_F(TierSetTest, OneThatGoesAnswersWhatItWasAskedForAndNothingElse) {
+  const auto first = Faulty(), second = Faulty();
+  TierSet set({{first, {}}, {second, {}}});
+  StoreIn(&set, {1}, 0b11);
+  first->hangs = true;
+  std::optional<TierResult> loaded, stored;
+  set.Load({{KeyOf(1), BufferStock(0).Take(kValueBytes)}}, Tier::Deadline::max(),
+           [&](size_t, TierResult result) { loaded = result; });
+  set.Store(*set.view(), {{KeyOf(2), ValueOf(2)}}, {0b1},
+            [&](size_t, size_t, TierResult result) { stored = result; });
+  const auto tier = set.Detach("host");
+  ASSERT_TRUE(tier.ok());
+  EXPECT_EQ((*tier)->out().loads, 1u);
+  EXPECT_EQ((*tier)->out().stores, 1u);
+  EXPECT_EQ(set.SetWrites("host", true).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_FALSE(set.Take(*tier));
+  EXPECT_THAT(LoadFrom(&set, {1}), ElementsAre(TierResult::kDone)) << "of the other one";
+  first->Answer();
+  EXPECT_EQ(loaded, TierResult::kDone);
+  EXPECT_EQ(stored, TierResult::kDone);
+  EXPECT_TRUE(set.Take(*tier));
+  EXPECT_FALSE(set.Take(*tier)) << "once";
+}
+
+TEST_F(TierSetTest, ASlotIsNoOthersUntilNobodyUsesIt) {
+  std::atomic<int> alive{0};
+  TierSet set({});
+  ASSERT_TRUE(set.Attach({std::make_shared<ThreadTier>("a", &alive), {}, ""}).ok());
+  std::shared_ptr<const TierView> view = set.view();
+  std::shared_ptr<AttachedTier> tier = *set.Detach("a");
+  const uint64_t id = tier->id();
+  EXPECT_FALSE(set.Take(tier)) << "a view has it";
+  EXPECT_EQ((*set.Attach({std::make_shared<ThreadTier>("b", &alive), {}, ""}))->slot(), 1u);
+  view = nullptr;
+  ASSERT_TRUE(set.Take(tier));
+  tier = nullptr;
+  EXPECT_EQ(alive, 1) << "the last reference was the caller's";
+  EXPECT_FALSE(set.CheckRoom("a").ok()) << "others have notes of the slot";
+  EXPECT_EQ((*set.Attach({std::make_shared<ThreadTier>("c", &alive), {}, ""}))->slot(), 2u);
+  set.Free(0);
+  const std::shared_ptr<AttachedTier> again =
+      *set.Attach({std::make_shared<ThreadTier>("a", &alive), {}, ""});
+  EXPECT_EQ(again->slot(), 0u);
+  EXPECT_NE(again->id(), id);
+}
+
+// What one tier was tried for does not count for the one that has its slot after it.
+TEST_F(TierSetTest, ALoadThatTriedTheOneBeforeTriesTheNextOne) {
+  const auto before = Faulty(), hanging = Faulty();
+  TierSet set({{before, {}}, {hanging, {}}});
+  StoreIn(&set, {1}, 0b11);
+  before->all_fail = hanging->all_fail = true;
+  before->loads_fail = hanging->loads_fail = TierResult::kFailed;
+  hanging->hangs = true;
+  std::optional<TierResult> loaded;
+  set.Load({{KeyOf(1), BufferStock(0).Take(kValueBytes)}}, Tier::Deadline::max(),
+           [&](size_t, TierResult result) { loaded = result; });
+  ASSERT_EQ(hanging->held(), 1u) << "the first one has failed";
+  std::shared_ptr<AttachedTier> tier = *set.Detach("host");
+  ASSERT_TRUE(set.Take(tier));
+  tier = nullptr;
+  set.Free(0);
+  const auto next = std::make_shared<SlowTier>(std::chrono::microseconds(0), std::chrono::nanoseconds(0));
+  ASSERT_EQ((*set.Attach({next, {}, ""}))->slot(), 0u);
+  next->Store({{KeyOf(1), ValueOf(1)}}, [](size_t, TierResult) {});
+  hanging->Answer();
+  EXPECT_EQ(loaded, TierResult::kDone);
+}
+
+// Every answer comes, of the tier that was asked, while tiers come and go.
+TEST_F(TierSetTest, TiersComeAndGoUnderLoad) {
+  constexpr int kChanges = 60, kUsers = 3;
+  std::atomic<int> alive{0};
+  std::atomic<bool> done{false};
+  std::atomic<uint64_t> wrong{0}, loaded{0};
+  {
+    TierSet set({});
+    std::vector<std::thread> users;
+    for (uint32_t user = 0; user < kUsers; ++user) {
+      users.emplace_back([&, user] {
+        for (uint32_t i = user; !done; ++i) {
+          const uint32_t number = i % 64;
+          const std::shared_ptr<const TierView> view = set.view();
+          TierView::Offered offered{.key = KeyOf(number)};
+          TierSet::Members to = 0;
+          view->Wanted({&offered, 1}, kValueBytes, 1, {&to, 1});
+          std::array<uint64_t, TierSet::kMost> ids{};
+          for (const TierView::Entry& entry : view->entries()) ids[entry.tier->slot()] = entry.tier->id();
+          set.Store(*view, {{KeyOf(number), ValueOf(number)}}, {to},
+                    [&, ids](size_t, size_t slot, TierResult) {
+                      // It is in its slot until this returns.
+                      const std::vector<TierSet::Listed> listed = set.list();
+                      wrong += std::none_of(listed.begin(), listed.end(), [&](const TierSet::Listed& there) {
+                        return there.tier->slot() == slot && there.tier->id() == ids[slot];
+                      });
+                    });
+          const std::shared_ptr<TierBuffer> buffer = BufferStock(0).Take(kValueBytes);
+          std::promise<TierResult> answer;
+          set.Load({{KeyOf(number), buffer}}, Tier::Deadline::max(),
+                   [&](size_t, TierResult result) { answer.set_value(result); });
+          const TierResult result = answer.get_future().get();
+          const auto right = ValueOf(number);
+          loaded += result == TierResult::kDone;
+          wrong += result == TierResult::kDone && std::string_view(buffer->data(), kValueBytes) !=
+                                                      std::string_view(right->data(), kValueBytes);
+        }
+      });
+    }
+    for (int change = 0; change < kChanges; ++change) {
+      const std::string name = change % 2 == 0 ? "a" : "b";
+      ASSERT_TRUE(set.Attach({std::make_shared<ThreadTier>(name, &alive), {}, ""}).ok());
+      for (const uint64_t before = loaded; loaded < before + 8;) std::this_thread::yield();
+      if (change == 0) continue;
+      const std::string goes = change % 2 == 0 ? "b" : "a";
+      ASSERT_TRUE(set.SetWrites(goes, change % 3 == 0).ok());
+      std::shared_ptr<AttachedTier> tier = *set.Detach(goes);
+      const size_t slot = tier->slot();
+      while (!set.Take(tier)) std::this_thread::yield();
+      tier = nullptr;
+      set.Free(slot);
+      EXPECT_EQ(alive, 1);
+    }
+    done = true;
+    for (std::thread& user : users) user.join();
+  }
+  EXPECT_EQ(wrong, 0u);
+  EXPECT_EQ(alive, 0);
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ class _Vllm:
     """It stays through the daemon's restart."""
 
     def __init__(self, daemon):
-        self._engine = vllm_speed.pooled(daemon, wait_ms=WAIT_MS, shared_tier=True)
+        self._engine = vllm_speed.pooled(daemon, wait_ms=WAIT_MS)
 
     def first_token(self, tokens):
         said = self._engine.ask("first_token", prompt=tokens)

@@ -19,6 +19,7 @@ using SessionPtr = std::shared_ptr<SharedSession>;
 struct PyHit {
   uint64_t tokens = 0, below_tokens = 0;
   uint32_t below_ms = 0;
+  bool may_be_below = false;
   std::string miss;
   std::vector<nb::object> groups;  // Blocks, parallel to those asked for.
 
@@ -39,6 +40,8 @@ void BindMatchHit(nb::module_& module) {
       .def_ro("below_tokens", &PyHit::below_tokens,
               "Tokens behind it that are in a tier below the pool, and have not come.")
       .def_ro("below_ms", &PyHit::below_ms, "When they could be here, in milliseconds; 0: not known.")
+      .def_ro("may_be_below", &PyHit::may_be_below,
+              "More may be there, in a store that nodes share. A match with wait_ms asks it.")
       .def_ro("miss", &PyHit::miss,
               "Why it is not longer: \"none\", \"never_seen\", \"evicted\", ...; see MissReason.")
       .def_prop_ro(
@@ -64,6 +67,7 @@ void BindMatchHit(nb::module_& module) {
             PyHit hit{.tokens = found.tokens,
                       .below_tokens = found.below_tokens,
                       .below_ms = found.below_ms,
+                      .may_be_below = found.may_be_below,
                       .miss = NameOf(v1::MissReason_Name(found.miss), "MISS_REASON_")};
             for (Blocks& group : found.groups) {
               hit.groups.push_back(BlocksObject(pending.session(), std::move(group)));

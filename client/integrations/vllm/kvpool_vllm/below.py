@@ -7,12 +7,11 @@ more, it is, by its second question:
 
     ahead      it has asked the first before its turn, and what is below     -> wanting | over (nothing is below)
                comes up for it, which nobody holds
-    wanting    more is below. Others that come up fill the room, or this     -> asked (there is room) | over (late)
-               one's gave way when blocks were short
+    wanting    more is below, or may be: a store that nodes share has not    -> asked (there is room) | over (late)
+               said yet. Others that come up fill the room, or this one's
+               gave way when blocks were short
     asked      it is on its way, or has come and is held                     -> over (taken, late) | wanting (gave way)
     over       it goes on with what it has
-
-A store that nodes share may have what its daemon has not heard of: with `shared` a request asks both at once, whatever is said to be below.
 """
 
 from __future__ import annotations
@@ -42,7 +41,8 @@ class _Wait:
     over: bool = False
     resident_tokens: int = 0  # Those that the pool had,
     held_tokens: int = 0  # of which the request has not let go.
-    is_below: bool = False  # The daemon has said that more is below.
+    is_below: bool = False  # The daemon has said that more is below,
+    may_be_below: bool = False  # or that more may be.
 
 
 @dataclasses.dataclass
@@ -109,9 +109,9 @@ class _HoldsBack:
 class Below:
     """Methods that are given a session raise its KvpoolError."""
 
-    def __init__(self, wait_ms: int, shared: bool, most_blocks: int, counters: dict[str, int]) -> None:
+    def __init__(self, wait_ms: int, most_blocks: int, counters: dict[str, int]) -> None:
         """`most_blocks`: so many are on their way up at once, for requests whose turn it is; half as many for others."""
-        self._wait_ms, self._shared, self._counters = wait_ms, shared, counters
+        self._wait_ms, self._counters = wait_ms, counters
         counters |= {"waited_requests": 0, "promoted_tokens": 0, "late_waits": 0}
         self._waits: dict[str, _Wait] = {}  # Keyed by request id.
         self._ahead, self._at_turn = _Room(_AHEAD, most_blocks // 2), _Room(_AT_TURN, most_blocks)
@@ -128,25 +128,18 @@ class Below:
 
     def prefetches(self, request: Any, question: Any) -> bool:
         """Whether the first question, which the request is about to ask, is to bring up what is below."""
-        if self._shared:
-            return False
         wait = self._new(request, question)
         return wait is not None and self._ahead.take(wait)
-
-    def came(self, session: kvpool.Session, request: Any, question: Any) -> None:
-        """The request has asked the first question."""
-        if self._shared and (wait := self._new(request, question)) is not None:
-            self._ask(session, wait, self._ahead)
 
     def pool_has(self, request: Any, question: Any, hit: kvpool.MatchHit) -> None:
         """The answer to the first question."""
         wait = self._waits.get(request.request_id)
-        if wait is None and hit.below_tokens > 0:
+        if wait is None and (hit.below_tokens > 0 or hit.may_be_below):
             wait = self._new(request, question)
         if wait is None:
             return
         wait.resident_tokens = wait.held_tokens = hit.tokens
-        wait.is_below = hit.below_tokens > 0
+        wait.is_below, wait.may_be_below = hit.below_tokens > 0, hit.may_be_below
         if wait.pending is None:
             self._stop(wait)
         if hit.miss == "none":
@@ -158,9 +151,9 @@ class Below:
         wait = self._waits[request.request_id] = _Wait(question, sum(len(keys) for _, keys in question))
         return wait
 
-    def _ask(self, session: kvpool.Session, wait: _Wait, room: _Room) -> bool:
+    def _ask(self, session: kvpool.Session, wait: _Wait) -> bool:
         left = self._wait_ms if wait.until is None else int((wait.until - time.monotonic()) * 1000)
-        if left <= 0 or not room.take(wait):
+        if left <= 0 or not self._at_turn.take(wait):
             return False
         try:
             wait.pending = session.match_groups(wait.question, wait_ms=left)
@@ -198,9 +191,9 @@ class Below:
         """Whether the request is to be left out of the step. `take` is given the second answer and its question."""
         self._left_out.discard(request.request_id)
         wait = self._waits.get(request.request_id)
-        if wait is None or wait.over or not (wait.is_below or self._shared):
+        if wait is None or wait.over or not (wait.is_below or wait.may_be_below):
             return False
-        if wait.pending is not None or self._ask(session, wait, self._at_turn):
+        if wait.pending is not None or self._ask(session, wait):
             hit = self._answer(wait)
             if hit is not None:
                 self._end(wait)
@@ -222,7 +215,7 @@ class Below:
         return False
 
     def _answer(self, wait: _Wait) -> kvpool.MatchHit | None:
-        # What the daemon answers at once comes with the first answer, or just behind it, if both were asked at once.
+        # That there is nothing below a store says in a moment.
         patience = max(0.0, self._poll_until - time.monotonic()) if self._idle or not wait.is_below else 0.0
         try:
             return wait.pending.wait(timeout=patience)

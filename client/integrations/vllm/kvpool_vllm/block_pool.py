@@ -91,7 +91,7 @@ class KvPoolBlockPool(BlockPool):
         self.wanted = 0  # Blocks that the allocation under way needs.
         self.headroom = 0  # Blocks that it may have to leave free; nobody waits for these.
         self.counters = {"asked": 0, "found_blocks": 0, "sealed_blocks": 0, "lease_calls": 0, "shortages": 0, "late_answers": 0}
-        self.below = Below(space.options.wait_ms, space.options.shared_tier, space.limit // 2, self.counters)
+        self.below = Below(space.options.wait_ms, space.limit // 2, self.counters)
         # Indexed by block id.
         self._refs: list[int] = []  # The ref that is held; 0: none.
         self._shared = bytearray()
@@ -400,7 +400,6 @@ class KvPoolBlockPool(BlockPool):
             prefetch = self.below.prefetches(request, questions[0])
             pending = [(self.session.match_groups(question, prefetch=prefetch), question) for question in questions if question]
             self._asked[request.request_id] = pending, time.monotonic()
-            self.below.came(self.session, request, questions[0])
         except kvpool.ResourceExhaustedError:
             pass  # Too much is on its way: it will be computed.
         except kvpool.KvpoolError as error:

@@ -296,7 +296,7 @@ class Lookup:
         """More is below the pool than vLLM has itself, or may be, and nobody has waited for it."""
         if asked.waits or self.options.wait_ms == 0 or hit.miss == "none":
             return False
-        return self.options.shared_tier or (hit.below_tokens > 0 and hit.tokens + hit.below_tokens > asked.local * self.block_size)
+        return hit.may_be_below or (hit.below_tokens > 0 and hit.tokens + hit.below_tokens > asked.local * self.block_size)
 
     def _wait_for_below(self, asked: _Asked) -> None:
         """What was found so far goes back, and is found again with what comes up."""

@@ -44,9 +44,6 @@ class Options:
     match_timeout: float = 1.0  # A daemon that takes longer to answer is none: the prefix is computed.
     # How long a request may be left out of steps while what is in a tier below the pool comes up (kvpoold --tier); 0: not at all.
     wait_ms: int = 1000
-    # The tier is a store that nodes share (kvpoold --tier=resp:…). What another node has left there the daemon may not have heard of: a
-    # request of which the pool does not have all asks there as well.
-    shared_tier: bool = False
     # How long a step may wait for blocks when the pool is short, and a connector's step to hear what need not be copied.
     lease_timeout: float = 0.05
 
@@ -66,8 +63,6 @@ class Options:
             raise ValueError(f"{where}.fallback is {options.fallback!r}; must be \"own\" or nothing")
         if type(options.wait_ms) is not int or not 0 <= options.wait_ms <= MOST_WAIT_MS:
             raise ValueError(f"{where}.wait_ms is {options.wait_ms!r}; must be an int from 0 to {MOST_WAIT_MS}")
-        if type(options.shared_tier) is not bool:
-            raise ValueError(f"{where}.shared_tier is {options.shared_tier!r}; must be true or false")
         return options
 
 
