@@ -26,6 +26,7 @@ TEST_PACKAGES=(
   clang-tidy
   doxygen  # deploy/docs.sh
   libclang-rt-14-dev  # libFuzzer, and the sanitizers that go with it
+  fio  # what kvpool-bench measures file tiers against
   file help2man lintian mmdebstrap  # Debian packages, and a minimal Debian to install them in
   redis-tools)  # tests of the resp tier: Debian has the server's binary in it, and redis-server only what starts a service
 PYTHON_TOOLS=(

@@ -97,7 +97,7 @@ class Below {
     std::vector<Promotion::Block> blocks;
     std::array<uint64_t, TierSet::kMost> bytes{};  // Indexed by slot: what each tier is to bring of them.
     std::shared_ptr<const TierView> tiers;         // These tiers have them.
-    bool may_be_more = false;  // With all that tiers do not know whether they have it, it would be longer.
+    bool may_be_more = false;  // It would be longer with all that tiers do not know whether they have it.
   };
   // What to make of a block of which the tier does not know whether it is there. A match that is answered at once leaves it
   // out; one that has time tries it.

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/support/status_macros.h"
+#include "server/tiers/buffers.h"
 
 namespace kvpool {
 
@@ -52,7 +53,7 @@ absl::Status FileIo::Zero(int fd, uint64_t bytes, uint64_t at) {
       fallocate(fd, FALLOC_FL_KEEP_SIZE, begin, length) == 0) {
     return absl::OkStatus();
   }
-  static constexpr char kZeros[64 << 10] = {};
+  alignas(kTierPageBytes) static constexpr char kZeros[64 << 10] = {};
   while (bytes > 0) {
     const uint64_t some = std::min<uint64_t>(bytes, sizeof(kZeros));
     RETURN_IF_ERROR(Write(fd, kZeros, some, at));

@@ -79,7 +79,8 @@ absl::StatusOr<std::unique_ptr<FileTier>> FileTier::Open(const Options& options)
   ASSIGN_OR_RETURN(FileLock lock, FileLock::Take(options.path + "/lock"));
   std::unique_ptr<FileTier> tier(new FileTier(options, std::move(lock)));
   RETURN_IF_ERROR(tier->Recover());
-  for (int i = 0; i < options.threads; ++i) tier->threads_.push_back(NamedThread("file-tier", [t = tier.get()] { t->Work(); }));
+  for (int i = 0; i < options.threads; ++i)
+    tier->threads_.push_back(NamedThread("file-tier", [t = tier.get()] { t->Work(); }));
   return tier;
 }
 
@@ -117,6 +118,11 @@ absl::Status FileTier::Recover() {
     } else if (absl::ConsumeSuffix(&stem, ".slots") && absl::SimpleAtoi(stem, &number) &&
                number < UINT32_MAX && entry.path() == PathOf(path_, number)) {
       there.emplace_back(entry.path(), number);
+    } else if (absl::ConsumeSuffix(&stem, ".records") && absl::SimpleAtoi(stem, &number) &&
+               entry.path() == Segment::RecordsPath(PathOf(path_, number)) &&
+               access(PathOf(path_, number).c_str(), F_OK) != 0) {
+      // Its slots were being made, or removed.
+      RETURN_IF_ERROR(io_->Remove(entry.path()));
     }
   }
   if (error) return absl::UnavailableError(absl::StrCat("--tier: reading ", path_, ": ", error.message()));
@@ -127,15 +133,19 @@ absl::Status FileTier::Recover() {
     if (!segment.ok()) {
       if (!absl::IsDataLoss(segment.status())) {
         // It may be whole and readable tomorrow: it stays, and takes its part of the capacity.
-        const auto bytes = std::filesystem::file_size(path, error);
+        uint64_t bytes = 0;
+        for (const std::string& part : {path, Segment::RecordsPath(path)}) {
+          const uint64_t part_bytes = std::filesystem::file_size(part, error);
+          bytes += error ? 0 : part_bytes;
+        }
         LogWarning("tier's file left alone", {{"path", path}, {"error", segment.status()}});
         left_alone_.push_back(path);
         next_file_ = std::max(next_file_, number + 1);
-        file_bytes_ += error ? 0 : bytes;
+        file_bytes_ += bytes;
         continue;
       }
       LogWarning("tier's file dropped", {{"path", path}, {"error", segment.status()}});
-      RETURN_IF_ERROR(io_->Remove(path));
+      RETURN_IF_ERROR(Segment::Remove(io_, path));
       continue;
     }
     Adopt(*std::move(segment), number, filled);
@@ -731,7 +741,7 @@ bool FileTier::TakeColdFile(uint64_t slot_bytes, uint64_t before) {
 }
 
 bool FileTier::RemoveFile(File* file) {
-  if (const absl::Status removed = io_->Remove(file->segment->path()); !removed.ok()) {
+  if (const absl::Status removed = Segment::Remove(io_, file->segment->path()); !removed.ok()) {
     file->stays = true;
     LogWarning("tier's file not removed", {{"path", file->segment->path()}, {"error", removed}});
     return false;

@@ -2,7 +2,8 @@
 //
 //   PATH/lock        one daemon at a time
 //   PATH/key         the secret of a tier without one of its own (--tier-key-file)
-//   PATH/N.slots     segments (segment.h), each of slots of one size; together they stay within the capacity
+//   PATH/N.slots     segments (segment.h), each of slots of one size; with their records they stay within the capacity
+//   PATH/N.records
 //
 // Values of one size share segments. The least recently used value of a size gives way to the next of that size; a segment
 // that was not used for longer than anything of another size is given to that one, whole.

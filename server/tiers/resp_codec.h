@@ -17,6 +17,9 @@ struct RespReply {
   enum class Kind : uint8_t { kText, kError, kInteger, kBytes, kNil, kArray };
   Kind kind = Kind::kNil;
   std::string_view text;  // Points into what was parsed: a line without its mark, or a string's bytes.
+  // The end of a string, behind `text`, that lies elsewhere (RespRequest::into), and its CRC-32C.
+  uint64_t rest_bytes = 0;
+  uint32_t rest_crc = 0;
   int64_t number = 0;
   std::vector<RespReply> items;
 

@@ -22,6 +22,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/support/check.h"
+#include "server/tiers/crc32c.h"
 
 namespace kvpool {
 namespace {
@@ -35,6 +36,7 @@ constexpr size_t kMostVectors = 32;
 constexpr int kMostLookups = 32;
 // Small texts are joined up to this size.
 constexpr size_t kChunkBytes = 16 << 10;
+constexpr std::string_view kLineEnd = "\r\n";
 
 socklen_t SizeOf(const sockaddr_storage& address) {
   return address.ss_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
@@ -85,7 +87,8 @@ RespLoop::RespLoop() : epoll_(epoll_create1(EPOLL_CLOEXEC)) {
   KVPOOL_CHECK(made, "no epoll or eventfd: errno %d", errno);
 }
 
-void RespLoop::Waker::Wake() const {
+void RespLoop::Waker::Wake() {
+  if (woken.exchange(true)) return;
   const uint64_t one = 1;
   // A counter that is full wakes as well.
   [[maybe_unused]] const ssize_t written = write(fd.get(), &one, sizeof(one));
@@ -106,6 +109,8 @@ void RespLoop::Wait(std::chrono::steady_clock::time_point until) {
     if (id == kWakerId) {
       uint64_t times;
       [[maybe_unused]] const ssize_t got = read(waker_->fd.get(), &times, sizeof(times));
+      // Whoever finds it true has left his work where it is looked for next.
+      waker_->woken = false;
       continue;
     }
     // One that came earlier may have closed it.
@@ -343,23 +348,42 @@ RespConnection::Io RespConnection::ReadSome() {
     input_end_ -= input_begin_;
     input_begin_ = 0;
   }
-  const size_t room = kInputBytes - input_end_;
+  const size_t had = input_end_ - input_begin_;
+  const size_t room =
+      std::min(kInputBytes - input_end_, std::max(kReadBytes, input_needs_ - std::min(input_needs_, had)));
+  std::array<iovec, 2> vectors = {{{input_.get() + input_end_, room}}};
+  int count = 1;
+  if (place_left_ > 0) {
+    const RespRequest& request = in_flight_.front().request;
+    if (*request.over) {
+      // Nobody wants it: each read lies over the last one.
+      vectors[0].iov_len = std::min(room, place_left_);
+    } else {
+      vectors[1] = vectors[0];
+      vectors[0] = {request.into + (request.into_bytes - place_left_), place_left_};
+      count = 2;
+    }
+  }
   size_t got = 0;
   if (ssl_ != nullptr) {
     ERR_clear_error();
-    const int result = SSL_read_ex(ssl_.get(), input_.get() + input_end_, room, &got);
+    const int result = SSL_read_ex(ssl_.get(), vectors[0].iov_base, vectors[0].iov_len, &got);
     if (result != 1) {
       const int error = SSL_get_error(ssl_.get(), result);
       return error == SSL_ERROR_WANT_READ || error == SSL_ERROR_WANT_WRITE ? Io::kAgain : Io::kClosed;
     }
   } else {
-    const ssize_t read = recv(fd_.get(), input_.get() + input_end_, room, 0);
+    const ssize_t read = readv(fd_.get(), vectors.data(), count);
     if (read < 0 && errno == EINTR) return Io::kDone;
     if (read < 0) return errno == EAGAIN || errno == EWOULDBLOCK ? Io::kAgain : Io::kClosed;
     if (read == 0) return Io::kClosed;
     got = static_cast<size_t>(read);
   }
-  input_end_ += got;
+  const uint64_t placed = std::min<uint64_t>(got, place_left_);
+  // They are in the processor's cache now.
+  if (placed > 0) place_crc_ = Crc32c(vectors[0].iov_base, placed, place_crc_);
+  place_left_ -= placed;
+  input_end_ += got - placed;
   progress_ = Clock::now();
   return Io::kDone;
 }
@@ -389,7 +413,8 @@ bool RespConnection::Understand() {
     RespReply reply;
     size_t used = 0;
     const std::string_view input(input_.get() + input_begin_, input_end_ - input_begin_);
-    const RespParse parsed = ParseRespReply(input, limits, &reply, &used);
+    const RespParse parsed = placed_behind_ > 0 ? EndPlace(input, in_flight_.front().request, &reply, &used)
+                                                : ParseRespReply(input, limits, &reply, &used);
     if (parsed == RespParse::kBroken || (parsed == RespParse::kPart && used > kInputBytes)) {
       Close("it replies with what is no reply");
       return false;
@@ -400,8 +425,10 @@ bool RespConnection::Understand() {
         return false;
       }
       input_needs_ = used;
+      if (!greeting && !asking) BeginPlace(in_flight_.front().request, used);
       return true;
     }
+    placed_behind_ = 0;
     input_needs_ = 1;
     if (greeting) {
       Greeted(reply);
@@ -418,6 +445,38 @@ bool RespConnection::Understand() {
   }
   if (input_begin_ == input_end_) input_begin_ = input_end_ = 0;
   return state_ != State::kClosed;
+}
+
+void RespConnection::BeginPlace(const RespRequest& request, size_t reply_bytes) {
+  const std::string_view input(input_.get() + input_begin_, input_end_ - input_begin_);
+  const size_t line = input.find(kLineEnd);
+  if (request.into == nullptr || *request.over || input[0] != '$' || line == std::string_view::npos) return;
+  const size_t behind = line + kLineEnd.size() + request.kept;
+  if (reply_bytes != behind + request.into_bytes + kLineEnd.size()) return;
+  if (input.size() < behind) {
+    input_needs_ = behind;
+    return;
+  }
+  placed_behind_ = behind;
+  const size_t came = std::min<uint64_t>(input.size() - behind, request.into_bytes);
+  std::memcpy(request.into, input.data() + behind, came);
+  place_left_ = request.into_bytes - came;
+  place_crc_ = Crc32c(request.into, came);
+  char* const from = input_.get() + input_begin_ + behind;
+  std::memmove(from, from + came, input.size() - behind - came);
+  input_end_ -= came;
+  input_needs_ = behind + kLineEnd.size();
+}
+
+RespParse RespConnection::EndPlace(std::string_view input, const RespRequest& request, RespReply* reply,
+                                   size_t* used) const {
+  if (input.substr(placed_behind_, kLineEnd.size()) != kLineEnd) return RespParse::kBroken;
+  *used = placed_behind_ + kLineEnd.size();
+  reply->kind = RespReply::Kind::kBytes;
+  reply->text = input.substr(placed_behind_ - request.kept, request.kept);
+  reply->rest_bytes = request.into_bytes;
+  reply->rest_crc = place_crc_;
+  return RespParse::kWhole;
 }
 
 void RespConnection::OnEvents(uint32_t events) {

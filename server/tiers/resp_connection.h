@@ -45,7 +45,11 @@ struct RespRequest {
   RespLimits limits;
   uint64_t reply_bytes = 0;          // So long the reply is likely to be.
   std::shared_ptr<const bool> over;  // It is true once nobody waits any more; null: never.
-  std::shared_ptr<bool> sent;        // Becomes true once it is on a connection; null: nobody asks.
+  // A string that is longer than into_bytes by `kept` has its first `kept` bytes in the reply's text, and the others here, where
+  // they are read to at once. It is written to as long as `over`, which is there, is false.
+  char* into = nullptr;
+  uint64_t into_bytes = 0, kept = 0;
+  std::shared_ptr<bool> sent;  // Becomes true once it is on a connection; null: nobody asks.
   Done done;
   // So many others were asked before, and sent it on.
   int hops = 0;
@@ -85,7 +89,8 @@ class RespLoop {
   friend class RespConnection;
   struct Waker {
     UniqueFd fd;
-    void Wake() const;
+    std::atomic<bool> woken{false};  // Nobody needs to say it again.
+    void Wake();
   };
   UniqueFd epoll_;
   // Lookups of names may end after the loop.
@@ -135,8 +140,10 @@ class RespConnection {
 
  private:
   friend class RespLoop;
-  // What may be read before it is understood: one reply of the largest kind, and some of what is behind it.
+  // What may be read before it is understood: one reply of the largest kind, and some of what is behind it. No more than
+  // kReadBytes is read in advance: of a value that has a place of its own so much is copied.
   static constexpr size_t kInputBytes = (1 << 20) + (256 << 10);
+  static constexpr size_t kReadBytes = 32 << 10;
   struct Lookup {
     Mutex mu;
     bool over ABSL_GUARDED_BY(mu) = false;
@@ -166,6 +173,12 @@ class RespConnection {
   void ReadAll();
   // False: it is closed.
   bool Understand();
+  // The reply in front, which is not whole yet, is the string that its request has a place for: what came of it goes there, and what
+  // is to come will.
+  void BeginPlace(const RespRequest& request, size_t reply_bytes);
+  // Reads that reply: its end is in its place, and left out of `input`.
+  RespParse EndPlace(std::string_view input, const RespRequest& request, RespReply* reply,
+                     size_t* used) const;
   void Greeted(const RespReply& reply);
   void Watch();
   void Close(std::string why);
@@ -188,6 +201,10 @@ class RespConnection {
   std::deque<Chunk> output_;
   std::unique_ptr<char[]> input_;
   size_t input_begin_ = 0, input_end_ = 0, input_needs_ = 1;
+  // Of the reply in front so many bytes of line and text are in the input, if its rest is placed, and so many are to be.
+  size_t placed_behind_ = 0;
+  uint64_t place_left_ = 0;
+  uint32_t place_crc_ = 0;  // It covers what was placed.
   struct InFlight {
     RespRequest request;
     Clock::time_point since;

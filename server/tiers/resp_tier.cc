@@ -280,6 +280,8 @@ void RespTier::Begin(const TaskRef& task) {
     task->believed = true;
     return Answer(task, TierResult::kDone);
   }
+  // The store said so a moment ago.
+  if (there == TierPresence::kNo && !task->replaces) return Write(task);
   // Another node may have written it: to ask costs less than to write. One without its piece 0 is none.
   RespRequest request = Request(task, RespRequest::Rank::kStore, 0, &RespTier::OnAsked);
   AppendRespCommand({task->replaces ? "UNLINK" : "EXISTS", absl::StrCat(task->stem, 0)}, &request.head);
@@ -339,7 +341,10 @@ void RespTier::LoadPiece(const TaskRef& task, uint32_t piece) {
   RespRequest request = Request(task, RespRequest::Rank::kLoad, piece, &RespTier::OnLoaded);
   AppendRespCommand({"GET", absl::StrCat(task->stem, piece)}, &request.head);
   request.limits.bytes = kMostPieceBytes + kPieceHeaderBytes;
-  request.reply_bytes = PieceBytes(task->into->bytes(), piece) + kPieceHeaderBytes;
+  request.into = task->into->data() + piece * kMostPieceBytes;
+  request.into_bytes = PieceBytes(task->into->bytes(), piece);
+  request.kept = kPieceHeaderBytes;
+  request.reply_bytes = request.kept + request.into_bytes;
   router_.Send(std::move(request));
 }
 
@@ -350,10 +355,13 @@ void RespTier::OnLoaded(const TaskRef& task, uint32_t piece, const RespReply* re
     task->worst = Worse(task->worst, ResultOf(*reply));
   } else if (reply->kind == RespReply::Kind::kBytes) {
     task->came[piece] = true;
-    const auto header = CheckPiece(task->key, piece, reply->text);
+    // A long one is in its place, and summed.
+    const bool placed = reply->rest_bytes > 0;
+    const auto header = placed ? CheckPiece(task->key, piece, reply->text, reply->rest_bytes, reply->rest_crc)
+                               : CheckPiece(task->key, piece, reply->text);
     // A header of no pieces is that of a damaged one.
     task->headers[piece] = header.value_or(PieceHeader{});
-    if (header.has_value() && header->value_bytes == task->into->bytes()) {
+    if (!placed && header.has_value() && header->value_bytes == task->into->bytes()) {
       const std::string_view bytes = reply->text.substr(kPieceHeaderBytes);
       std::memcpy(task->into->data() + piece * kMostPieceBytes, bytes.data(), bytes.size());
     }
@@ -408,6 +416,10 @@ void RespTier::OnAsked(const TaskRef& task, uint32_t, const RespReply* reply) {
   if (reply->kind == RespReply::Kind::kError) return Answer(task, ResultOf(*reply));
   if (reply->kind != RespReply::Kind::kInteger) return Answer(task, TierResult::kFailed);
   if (reply->number > 0 && !task->replaces) return Answer(task, TierResult::kDone);
+  Write(task);
+}
+
+void RespTier::Write(const TaskRef& task) {
   task->written = MakePieceHeaders(task->key, *task->value);
   if (task->pieces == 1) return StorePiece(task, 0);
   task->unanswered = task->pieces - 1;

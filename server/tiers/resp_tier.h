@@ -126,6 +126,7 @@ class RespTier final : public Tier {
   void OnLoaded(const TaskRef& task, uint32_t piece, const RespReply* reply);
   TierResult Loaded(const Task& task) const;
   void OnAsked(const TaskRef& task, uint32_t piece, const RespReply* reply);
+  void Write(const TaskRef& task);
   void StorePiece(const TaskRef& task, uint32_t piece);
   void OnStored(const TaskRef& task, uint32_t piece, const RespReply* reply);
   // Nobody waits for it: where the store does not say that it did it, the value is in doubt.

@@ -63,22 +63,26 @@ std::vector<std::array<char, kPieceHeaderBytes>> MakePieceHeaders(const TierKey&
   return headers;
 }
 
-std::optional<PieceHeader> CheckPiece(const TierKey& key, uint32_t piece, std::string_view string) {
+std::optional<PieceHeader> CheckPiece(const TierKey& key, uint32_t piece, std::string_view header_bytes,
+                                      uint64_t bytes, uint32_t bytes_crc) {
   Stored header;
-  if (string.size() < sizeof(header)) return std::nullopt;
-  std::memcpy(&header, string.data(), sizeof(header));
+  if (header_bytes.size() != sizeof(header)) return std::nullopt;
+  std::memcpy(&header, header_bytes.data(), sizeof(header));
   if (std::memcmp(header.magic, kPieceMagic, sizeof(kPieceMagic)) != 0 || header.piece != piece)
     return std::nullopt;
   if (header.pieces <= piece || header.pieces != PiecesOf(header.value_bytes)) return std::nullopt;
-  string.remove_prefix(sizeof(header));
-  if (string.size() != PieceBytes(header.value_bytes, piece)) return std::nullopt;
-  if (header.checksum != Checksum(header, KeyBytes(key), Crc32c(string.data(), string.size()))) {
-    return std::nullopt;
-  }
+  if (bytes != PieceBytes(header.value_bytes, piece)) return std::nullopt;
+  if (header.checksum != Checksum(header, KeyBytes(key), bytes_crc)) return std::nullopt;
   return PieceHeader{.piece = piece,
                      .pieces = header.pieces,
                      .write_id = header.write_id,
                      .value_bytes = header.value_bytes};
+}
+
+std::optional<PieceHeader> CheckPiece(const TierKey& key, uint32_t piece, std::string_view string) {
+  const std::string_view header = string.substr(0, kPieceHeaderBytes);
+  string.remove_prefix(header.size());
+  return CheckPiece(key, piece, header, string.size(), Crc32c(string.data(), string.size()));
 }
 
 }  // namespace kvpool

@@ -48,6 +48,9 @@ std::vector<std::array<char, kPieceHeaderBytes>> MakePieceHeaders(const TierKey&
 // The header of a string that was stored as this piece of this key, and whose bytes are as they were then; nothing if they are
 // not.
 std::optional<PieceHeader> CheckPiece(const TierKey& key, uint32_t piece, std::string_view string);
+// The same of a string whose bytes behind the header were summed where they are.
+std::optional<PieceHeader> CheckPiece(const TierKey& key, uint32_t piece, std::string_view header_bytes,
+                                      uint64_t bytes, uint32_t bytes_crc);
 
 }  // namespace kvpool
 

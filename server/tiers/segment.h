@@ -1,13 +1,15 @@
-// One file of a file tier: slots of one size, and a record for each that says what is in it.
+// A part of a file tier: slots of one size, and a record for each that says what is in it.
 //
-//   at 0       header: magic, version of the form, slot_bytes, slots, and a checksum of these
-//   at 4096    records, 128 bytes each: key, owner, size, stamp, checksum of the value, checksum of the record and its slot's number
-//   behind     slots, whole pages each
+//   N.slots     at 0       header: magic, version of the form, slot_bytes, slots, and a checksum of these
+//               at 4096    slots, whole pages each
+//   N.records   records, 128 bytes each: key, owner, size, stamp, checksum of the value, checksum of the record and its slot's number
+//
+// Values go past the page cache and records through it: the system lets nobody write to a file past the page cache while somebody
+// writes to it through that, and would let one thread wait for another's value. Therefore they are two files.
 //
 // A record of zero bytes is an empty slot. A slot is emptied before it is filled again, and filling it writes the value, then
-// the record. So whatever
-// write was the last one, a record that its checksum covers names a value that was written whole; after a power cut, where
-// writes may have been lost in any order, the value's own checksum says whether it is.
+// the record. So whatever write was the last one, a record that its checksum covers names a value that was written whole; after a
+// power cut, where writes may have been lost in any order, the value's own checksum says whether it is.
 //
 // Not thread-safe for one slot; different slots may be read and written at once.
 #ifndef KVPOOL_SERVER_TIERS_SEGMENT_H_
@@ -39,16 +41,20 @@ class Segment {
     uint32_t slot = 0;
     Record record;
   };
-  // How many slots of this size a file of about `bytes` has: at least one.
+  // How many slots of this size one of about `bytes` has: at least one.
   static uint32_t SlotsIn(uint64_t bytes, uint64_t slot_bytes);
+  // Both files together.
   static uint64_t FileBytes(uint64_t slot_bytes, uint32_t slots);
 
-  // Makes the file, empty; it is there whole or not at all. RESOURCE_EXHAUSTED: the disk is full.
+  // `path` is that of its slots, N.slots, from here on.
+  static std::string RecordsPath(const std::string& path);
+  // Makes its files, empty; N.slots is there whole, with records beside it, or not at all. RESOURCE_EXHAUSTED: the disk is full.
   static absl::StatusOr<std::unique_ptr<Segment>> Make(FileIo* io, const std::string& path,
                                                        uint64_t slot_bytes, uint32_t slots);
   // Opens one that is there; `filled` gets what its records name. DATA_LOSS: it is none, or of another version.
   static absl::StatusOr<std::unique_ptr<Segment>> Open(FileIo* io, const std::string& path,
                                                        std::vector<Filled>* filled);
+  static absl::Status Remove(FileIo* io, const std::string& path);
 
   // REQUIRES: the slot is empty.
   absl::Status Fill(uint32_t slot, const Record& record, const TierBuffer& value);
@@ -68,17 +74,15 @@ class Segment {
   uint64_t slot_bytes() const { return slot_bytes_; }
   uint32_t slots() const { return slots_; }
   uint64_t file_bytes() const { return FileBytes(slot_bytes_, slots_); }
-  bool direct() const { return direct_.valid(); }  // Values go past the page cache.
 
  private:
-  Segment(FileIo* io, std::string path, UniqueFd file, uint64_t slot_bytes, uint32_t slots);
+  Segment(FileIo* io, std::string path, UniqueFd file, UniqueFd records, uint64_t slot_bytes, uint32_t slots);
   uint64_t ValueAt(uint32_t slot) const;
-  int value_fd() const { return direct_.valid() ? direct_.get() : file_.get(); }
 
   FileIo* const io_;
   const std::string path_;
-  const UniqueFd file_;
-  UniqueFd direct_;  // The same file, opened with O_DIRECT; invalid where the file system refuses that.
+  UniqueFd values_;  // It has O_DIRECT, where the file system does not refuse that.
+  const UniqueFd records_;
   const uint64_t slot_bytes_;
   const uint32_t slots_;
 };

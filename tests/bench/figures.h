@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace kvpool::bench {
@@ -36,12 +37,17 @@ struct Figure {
 class Figures {
  public:
   // `sessions`: how many BenchSessions opens and closes. `flood_ms`: how long each flood of BenchFlood lasts.
-  // `latency_tries`: how often BenchLatency measures a phase, at most.
-  Figures(uint32_t sessions, uint32_t flood_ms, uint32_t latency_tries)
-      : sessions_(sessions), flood_ms_(flood_ms), latency_tries_(latency_tries) {}
+  // `latency_tries`: how often BenchLatency measures a phase, at most. `tier_path`: where BenchTiers has its files; empty: where
+  // temporary files are.
+  Figures(uint32_t sessions, uint32_t flood_ms, uint32_t latency_tries, std::string tier_path)
+      : sessions_(sessions),
+        flood_ms_(flood_ms),
+        latency_tries_(latency_tries),
+        tier_path_(std::move(tier_path)) {}
   uint32_t sessions() const { return sessions_; }
   uint32_t flood_ms() const { return flood_ms_; }
   uint32_t latency_tries() const { return latency_tries_; }
+  const std::string& tier_path() const { return tier_path_; }
 
   void BeginSection(std::string_view section) { section_ = section; }
   void Add(std::string_view name, double value, std::string_view unit, std::optional<Bound> bound = {});
@@ -55,6 +61,7 @@ class Figures {
 
  private:
   const uint32_t sessions_, flood_ms_, latency_tries_;
+  const std::string tier_path_;
   std::string section_;
   std::vector<Figure> figures_;
   std::vector<std::string> notes_;
@@ -83,6 +90,7 @@ void BenchKill(Figures* figures);        // engines_bench.cc
 void BenchSessions(Figures* figures);    // sessions_bench.cc
 void BenchRestart(Figures* figures);     // restart_bench.cc
 void BenchGoodput(Figures* figures);     // goodput_bench.cc
+void BenchTiers(Figures* figures);       // tiers_bench.cc
 
 }  // namespace kvpool::bench
 

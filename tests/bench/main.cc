@@ -43,6 +43,7 @@ constexpr Section kSections[] = {
      BenchRestart},
     {"goodput", "two models with bursts on one pool, against two halves of it, in virtual time",
      BenchGoodput},
+    {"tiers", "values to and from files and a Redis, against fio and redis-benchmark", BenchTiers},
 };
 
 struct Machine {
@@ -130,7 +131,7 @@ int Help(const Flags& flags) {
 }
 
 int Main(const std::vector<std::string>& arguments) {
-  std::string only;
+  std::string only, tier_path;
   uint32_t sessions = 2000, flood_ms = 500, latency_tries = 2;
   bool json = false, help = false, version = false;
   Flags flags;
@@ -141,6 +142,8 @@ int Main(const std::vector<std::string>& arguments) {
             "how often a phase of latency is measured while the host takes the processors");
   flags.Add("flood-ms", &flood_ms, {.min = 100, .max = 60000},
             "how long each flood of the section of that name lasts");
+  flags.Add("tier-path", &tier_path,
+            "folder of a disk where the section of tiers has its files; that of temporary files by default");
   flags.Add("json", &json, "the figures as JSON");
   flags.Add("help", &help, "this text");
   flags.Add("version", &version, "what this build is");
@@ -158,7 +161,7 @@ int Main(const std::vector<std::string>& arguments) {
                                    [&name](const Section& section) { return section.name == name; });
     if (!known) return Fail(absl::StrCat("--only: no section \"", name, "\"; see --help"));
   }
-  Figures figures(sessions, flood_ms, latency_tries);
+  Figures figures(sessions, flood_ms, latency_tries, tier_path);
   for (const Section& section : kSections) {
     if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), section.name) == wanted.end()) continue;
     std::fprintf(stderr, "%s ...\n", std::string(section.name).c_str());

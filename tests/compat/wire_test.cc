@@ -250,7 +250,8 @@ class Names {
     for (int i = 0; i < was.GetDescriptor()->field_count(); ++i) {
       const FieldDescriptor* const field = was.GetDescriptor()->field(i);
       static const std::set<std::string> kOfTheRun = {"daemon_epoch", "detail", "free_blocks", "hash_seed"};
-      static const std::set<std::string> kUnknownToTheRelease = {"may_be_below", "step_frames", "takes_prefills"};
+      static const std::set<std::string> kUnknownToTheRelease = {"may_be_below", "step_frames",
+                                                                 "takes_prefills"};
       if (kOfTheRun.contains(field->name()) || kUnknownToTheRelease.contains(field->name())) continue;
       SCOPED_TRACE(field->full_name());
       field->is_repeated() ? LearnEach(was, now, field) : LearnOne(was, now, field);

@@ -247,7 +247,7 @@ class Spoilt(Below):
     def spoil(self):
         for path in (self.folder / "tier").glob("*.slots"):
             with open(path, "r+b") as file:
-                file.seek(path.stat().st_size // 4)  # Behind the records.
+                file.seek(path.stat().st_size // 4)  # Behind the header.
                 file.write(secrets.token_bytes(path.stat().st_size - file.tell()))
 
     def refuse(self):

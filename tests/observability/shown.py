@@ -145,7 +145,7 @@ def say_what_operators_see(numbers, daemon, instance, totals):
 
 def say_what_is_below(numbers, daemon, instance):
     for tier in daemon.ctl("tier")["tiers"]:
-        count, of_tier = {name: value if name in ("tier", "path", "write") else float(value) for name, value in tier.items()}, {**instance, "tier": tier["tier"]}
+        count, of_tier = {name: value if name in ("tier", "path", "write", "state") else float(value) for name, value in tier.items()}, {**instance, "tier": tier["tier"]}
         for i, name in enumerate(("demoted_blocks", "promoted_blocks", "waits")):
             numbers.say("Blocks down and up", i, instance, count[name])
         for why, name in (("moved", "moved_blocks"), ("dropped", "dropped_blocks"), ("left", "unwritten_blocks"), ("late", "late_blocks"),

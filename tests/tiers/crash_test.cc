@@ -112,6 +112,10 @@ TEST(Crash, AtEveryWrite) {
       const std::string bytes{std::istreambuf_iterator<char>(file), {}};
       ASSERT_EQ(bytes.find_first_not_of('\0', kTierPageBytes), std::string::npos)
           << path << " after write " << last;
+      std::ifstream records(Segment::RecordsPath(path), std::ios::binary);
+      const std::string named{std::istreambuf_iterator<char>(records), {}};
+      ASSERT_FALSE(named.empty()) << path << " after write " << last;
+      ASSERT_EQ(named.find_first_not_of('\0'), std::string::npos) << path << " after write " << last;
     }
   }
   EXPECT_GT(writes, 400);

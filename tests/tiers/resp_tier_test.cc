@@ -85,8 +85,10 @@ TEST_F(RespTierTest, AKeyThatIsNotKnownIsAskedAbout) {
     other->Exists(keys, absl::MakeSpan(found));
     return found[1] == TierPresence::kNo;
   }));
-  // Once it is stored it is known, whatever was said of it before.
+  // Whoever was told so a moment ago does not ask again. Once it is stored it is known, whatever was said of it before.
+  const std::string asked = server_->Info("commandstats", "cmdstat_exists");
   Store(other.get(), {2});
+  EXPECT_EQ(server_->Info("commandstats", "cmdstat_exists"), asked);
   EXPECT_THAT(Exists(other.get(), {2}), ElementsAre(true));
 }
 
