@@ -204,14 +204,15 @@ absl::Status Kvpoold::Open(const Settings& settings) {
                                          .served_host_bytes = served_host_bytes}](const std::string& spec) {
       return NameTier(site, spec);
     };
-    options.next_tiers = [this] { return TiersOfToday(); };
   }
+  options.next_tiers = [this] { return TiersOfToday(); };
   options.device_capacity_bytes = std::move(opened.capacity_bytes);
   // Nothing has hashed a key yet.
   SetKeyHashWords(RandomKeyHashWords());
   ASSIGN_OR_RETURN(daemon_,
                    Daemon::Start(options, std::move(opened.devices), MonotonicClock(),
                                  keeper_ == nullptr || keeper_->declined() ? nullptr : keeper_.get()));
+  options.tiers.clear();  // The daemon's are the only references.
 
   // A member takes a socket, and its process a pidfd.
   const auto max_attached = static_cast<uint32_t>(std::clamp(fd_ceiling / 4, 16, 4096));

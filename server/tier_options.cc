@@ -421,9 +421,12 @@ absl::StatusOr<NamedTier> NameTier(const TierSite& site, const std::string& text
   RETURN_IF_ERROR(CheckHostMemory(options, site.served_host_bytes));
   const absl::string_view name = NameOf(options.kind);
   return NamedTier{.name = std::string(name), .open = [site, options]() -> absl::StatusOr<TierMember> {
+                     const bool has_key = options.kind == TierKind::kFile && site.key_file.empty();
+                     const std::string key = KeyFileOf(options.path);
+                     // To open a folder changes it.
+                     if (has_key) RETURN_IF_ERROR(CheckTierSecret("tier", key, site.secret));
                      ASSIGN_OR_RETURN(std::unique_ptr<Tier> plain, OpenTier(options));
-                     if (options.kind == TierKind::kFile && site.key_file.empty())
-                       RETURN_IF_ERROR(KeepTierSecret("tier", KeyFileOf(options.path), site.secret));
+                     if (has_key) RETURN_IF_ERROR(KeepTierSecret("tier", key, site.secret));
                      ASSIGN_OR_RETURN(std::shared_ptr<Tier> tier, Sealed(std::move(plain), site.seal));
                      return TierMember{.tier = std::move(tier), .rule = options.rule, .spec = options.text};
                    }};

@@ -84,9 +84,9 @@ struct TierSite {
   TierSeal seal;
   uint64_t served_host_bytes = 0;
 };
-// A tier that an operator attaches. INVALID_ARGUMENT: as for one that --tier names. When it is opened, a folder without a
-// secret gets that of the daemon, so that a start with the folder finds what is written there. FAILED_PRECONDITION then: it has
-// another one.
+// A tier that an operator attaches. INVALID_ARGUMENT: as for one that --tier names. Without a key file, a folder gets the
+// daemon's secret when it is opened, so that a start with the folder finds what is written there. FAILED_PRECONDITION then: it has
+// another one, and is as it was.
 absl::StatusOr<NamedTier> NameTier(const TierSite& site, const std::string& text);
 
 }  // namespace kvpool

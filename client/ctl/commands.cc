@@ -113,7 +113,7 @@ class TierCommand : public Command {
 
   // What is left of --deadline is for the answer.
   static uint32_t TimeoutMs(const tools::OperatorClient& daemon) {
-    return static_cast<uint32_t>(absl::ToInt64Milliseconds(daemon.deadline()) * 9 / 10);
+    return static_cast<uint32_t>(std::max<int64_t>(1, absl::ToInt64Milliseconds(daemon.deadline()) * 9 / 10));
   }
   absl::Status Attach(tools::OperatorClient* daemon, const Output& output) const {
     v1::AttachTierRequest request;
@@ -151,8 +151,8 @@ class TierCommand : public Command {
                              ? absl::StrCat("Tier ", tier_, " is detached\n")
                              : absl::StrCat("Tier ", tier_, " is being detached: ", left, "\n"));
     if (answer.detached()) return absl::OkStatus();
-    return absl::FailedPreconditionError(
-        absl::StrCat("tier ", tier_, " is not closed yet, and asked for nothing more: detach it again"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "tier ", tier_, " is not closed yet, and asked for nothing more; the daemon goes on with it"));
   }
 
   std::string spec_, write_, tier_;

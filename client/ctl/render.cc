@@ -218,6 +218,11 @@ std::string RenderTiers(const v1::ListTiersResponse& tiers) {
   std::string next;
   for (const std::string& spec : tiers.only_next())
     absl::StrAppend(&next, "The next daemon has another one: ", Printable(spec), "\n");
+  if (!tiers.next_unknown().empty()) {
+    absl::StrAppend(&next,
+                    "What the next daemon has nobody knows, as its flags and config files can't be read: ",
+                    Printable(tiers.next_unknown()), "\n");
+  }
   if (tiers.tiers().empty())
     return absl::StrCat("No tiers: what is evicted is gone (kvpoold --tier, kvpoolctl tier attach).\n", next);
   Table table({"TIER", "STATE", "PATH", "WRITE", ">USED", ">CAPACITY", ">USED %", ">VALUES", ">WAITING",
@@ -243,7 +248,8 @@ std::string RenderTiers(const v1::ListTiersResponse& tiers) {
                         HumanCount(tier.evicted()), HumanCount(tier.missed()), HumanCount(tier.corrupt()),
                         HumanCount(tier.late()), HumanCount(tier.full()), HumanCount(tier.failed()),
                         HumanCount(tier.no_key())));
-    if (!tier.next_has_it() && tier.state() != v1::TIER_STATE_UNSPECIFIED) {
+    const bool stays = tier.state() == v1::TIER_STATE_ATTACHED || tier.state() == v1::TIER_STATE_DRAINING;
+    if (!tier.next_has_it() && stays && tiers.next_unknown().empty()) {
       absl::StrAppend(&next, "The next daemon does not have ", Printable(tier.tier()),
                       tier.by_operator() ? ", which was attached to this one" : "",
                       ": neither its flags nor its config files name it so\n");

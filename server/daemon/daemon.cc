@@ -447,6 +447,7 @@ void Daemon::HousekeepOnce() {
   const std::vector<std::shared_ptr<Space>> spaces = registry_->Spaces();
   const std::vector<Standing> standings = Standings(spaces);
   for (size_t i = 0; i < spaces.size(); ++i) Housekeep(spaces[i], standings[i]);
+  CloseDetached();
   if (keeper_ != nullptr) {
     CollectAbsent(clock_->NowMs());
     keeper_->Flush();

@@ -305,6 +305,8 @@ class Daemon final : private SpaceOwner {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(switching_mu_);
   // Gives spaces that were recovered the policy that new ones get. A million blocks take a second.
   void ReplaceStandIns() ABSL_LOCKS_EXCLUDED(switching_mu_);
+  // Those that nobody uses any more. Any number of threads may call it.
+  void CloseDetached();
   // The tiers that a daemon begins with now, in the words of --tier.
   absl::StatusOr<std::vector<std::string>> NextTiers() const;
   // The blocks of a tenant's space leave. Appends the names that they had below.

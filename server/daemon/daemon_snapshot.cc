@@ -48,13 +48,14 @@ DaemonSnapshot Daemon::Snapshot() {
     snapshot.events_logged = events.written;
     snapshot.events_lost = events.lost;
   }
+  snapshot.may_have_tiers = tiers_ != nullptr;
   if (tiers_ != nullptr) {
     for (const auto& [tier, state] : tiers_->list()) {
       snapshot.tiers.push_back({.name = std::string(tier->tier().name()),
                                 .path = tier->tier().path(),
                                 .spec = tier->spec(),
                                 .state = state,
-                                .by_operator = tier->by_operator(),
+                                .by_operator = tier->facts().by_operator,
                                 .rule = tier->rule(),
                                 .usage = tier->tier().usage(),
                                 .load = tier->cost().measured()});

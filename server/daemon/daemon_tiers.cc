@@ -33,8 +33,9 @@ v1::TierState StateOf(TierSet::State state) {
       return v1::TIER_STATE_DRAINING;
     case TierSet::State::kDetaching:
       return v1::TIER_STATE_DETACHING;
-    case TierSet::State::kFree:
     case TierSet::State::kClosing:
+      return v1::TIER_STATE_CLOSING;
+    case TierSet::State::kFree:
       break;
   }
   return v1::TIER_STATE_UNSPECIFIED;
@@ -63,21 +64,26 @@ absl::StatusOr<std::vector<std::string>> Daemon::NextTiers() const {
 }
 
 std::vector<std::string> Daemon::TierChanges() {
-  const absl::StatusOr<std::vector<std::string>> read = NextTiers();
-  if (tiers_ == nullptr || !read.ok()) return {};
-  std::vector<std::string> next = *read, changes;
-  for (const auto& [tier, state] : tiers_->list()) {
-    if (std::erase(next, tier->spec()) > 0) continue;
-    changes.push_back(absl::StrCat("it does not have ", tier->spec()));
+  absl::StatusOr<std::vector<std::string>> next = NextTiers();
+  if (!next.ok()) {
+    return {absl::StrCat("nobody knows, as flags and config files can't be read: ", next.status().message())};
   }
-  for (const std::string& spec : next) changes.push_back(absl::StrCat("it has ", spec));
+  std::vector<std::string> changes;
+  const std::vector<TierSet::Listed> here =
+      tiers_ == nullptr ? std::vector<TierSet::Listed>() : tiers_->list();
+  for (const TierSet::Listed& listed : here) {
+    if (!listed.in_view() || std::erase(*next, listed.tier->spec()) > 0) continue;
+    changes.push_back(absl::StrCat("it does not have ", listed.tier->spec()));
+  }
+  for (const std::string& spec : *next) changes.push_back(absl::StrCat("it has ", spec));
   return changes;
 }
 
 absl::Status Daemon::ListTiers(const v1::ListTiersRequest&, v1::ListTiersResponse* response) {
   const DaemonSnapshot snapshot = Snapshot();
-  // Flags and files that can't be read now name none: no daemon starts with them.
-  std::vector<std::string> next = NextTiers().value_or(std::vector<std::string>());
+  absl::StatusOr<std::vector<std::string>> read = NextTiers();
+  if (!read.ok()) response->set_next_unknown(std::string(read.status().message()));
+  std::vector<std::string> next = std::move(read).value_or(std::vector<std::string>());
   for (const TierSnapshot& of_tier : snapshot.tiers) {
     v1::TierInfo* tier = response->add_tiers();
     tier->set_tier(of_tier.name);
@@ -85,7 +91,7 @@ absl::Status Daemon::ListTiers(const v1::ListTiersRequest&, v1::ListTiersRespons
     tier->set_write(TextOf(of_tier.rule));
     tier->set_state(StateOf(of_tier.state));
     tier->set_by_operator(of_tier.by_operator);
-    tier->set_next_has_it(std::erase(next, of_tier.spec) > 0);
+    tier->set_next_has_it(of_tier.state != TierSet::State::kDetaching && std::erase(next, of_tier.spec) > 0);
     tier->set_load_seconds(of_tier.load.seconds);
     tier->set_load_bytes_per_second(of_tier.load.bytes_per_second);
     const TierUsage& usage = of_tier.usage;
@@ -129,6 +135,11 @@ absl::Status Daemon::ListTiers(const v1::ListTiersRequest&, v1::ListTiersRespons
     tier.set_taken_seconds(ms(below.taken_ms));
     tier.set_error_seconds(ms(below.error_ms));
   }
+  for (const std::string& name : tiers_ == nullptr ? std::vector<std::string>() : tiers_->closing()) {
+    v1::TierInfo* const tier = response->add_tiers();
+    tier->set_tier(name);
+    tier->set_state(v1::TIER_STATE_CLOSING);
+  }
   return absl::OkStatus();
 }
 
@@ -143,9 +154,9 @@ absl::Status Daemon::AttachTier(const v1::AttachTierRequest& request, v1::Attach
   }
   ASSIGN_OR_RETURN(NamedTier named, options_.name_tier(request.spec()));
   RETURN_IF_ERROR(tiers_->CheckRoom(named.name));
-  ASSIGN_OR_RETURN(
-      TierMember member,
-      tier_opening_->Run(std::move(named.open), std::chrono::milliseconds(request.timeout_ms()), stopping_));
+  ASSIGN_OR_RETURN(TierMember member,
+                   tier_opening_->Run(named.name, std::move(named.open),
+                                      std::chrono::milliseconds(request.timeout_ms()), stopping_));
   member.spec = request.spec();
   ASSIGN_OR_RETURN(const std::shared_ptr<AttachedTier> tier, tiers_->Attach(std::move(member)));
   tier_mover_->Wake();
@@ -163,8 +174,7 @@ absl::Status Daemon::AttachTier(const v1::AttachTierRequest& request, v1::Attach
 absl::Status Daemon::DrainTier(const v1::DrainTierRequest& request, v1::DrainTierResponse* response) {
   RETURN_IF_ERROR(ValidateDrainTier(request));
   if (tiers_ == nullptr) return NoTiers(request.tier());
-  ASSIGN_OR_RETURN(const std::shared_ptr<AttachedTier> tier,
-                   tiers_->SetWrites(request.tier(), request.cancel()));
+  ASSIGN_OR_RETURN(const uint64_t id, tiers_->SetWrites(request.tier(), request.cancel()));
   LogInfo(request.cancel() ? "tier written to again" : "tier drains", {{"tier", request.tier()}});
   if (request.cancel()) {
     tier_mover_->Wake();
@@ -172,34 +182,40 @@ absl::Status Daemon::DrainTier(const v1::DrainTierRequest& request, v1::DrainTie
   }
   // The round under way may write to it still.
   tier_mover_->AwaitRound();
-  Await(request.timeout_ms(), stopping_, [&] { return tier->out().stores == 0; });
-  response->set_writes(tier->out().stores);
+  const auto writes = [&] { return tiers_->OutOf(id).value_or(AttachedTier::Out()).stores; };
+  Await(request.timeout_ms(), stopping_, [&] { return writes() == 0; });
+  response->set_writes(writes());
   return absl::OkStatus();
 }
 
 absl::Status Daemon::DetachTier(const v1::DetachTierRequest& request, v1::DetachTierResponse* response) {
   RETURN_IF_ERROR(ValidateDetachTier(request));
   if (tiers_ == nullptr) return NoTiers(request.tier());
-  ASSIGN_OR_RETURN(std::shared_ptr<AttachedTier> tier, tiers_->Detach(request.tier()));
-  if (!Await(request.timeout_ms(), stopping_, [&] { return tiers_->Take(tier); })) {
-    response->set_reads(tier->out().loads);
-    response->set_writes(tier->out().stores);
-    LogWarning("tier is being detached",
-               {{"tier", request.tier()}, {"reads", response->reads()}, {"writes", response->writes()}});
-    return absl::OkStatus();
-  }
-  const size_t slot = tier->slot();
-  const std::string path = tier->tier().path();
-  tier = nullptr;
-  // No round has a view of it, and none of its answers comes any more: nothing new is owed to the slot.
-  for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
-    SpaceLock lock(*space);
-    space->state.below.Forget(slot);
-  }
-  tiers_->Free(slot);
-  response->set_detached(true);
-  LogInfo("tier detached", {{"tier", request.tier()}, {"path", path}});
+  ASSIGN_OR_RETURN(const uint64_t id, tiers_->Detach(request.tier()));
+  LogInfo("tier detaches", {{"tier", request.tier()}});
+  const bool gone = Await(request.timeout_ms(), stopping_, [&] {
+    CloseDetached();
+    return !tiers_->OutOf(id).has_value();
+  });
+  response->set_detached(gone);
+  if (gone) return absl::OkStatus();
+  const AttachedTier::Out out = tiers_->OutOf(id).value_or(AttachedTier::Out());
+  response->set_reads(out.loads);
+  response->set_writes(out.stores);
   return absl::OkStatus();
+}
+
+void Daemon::CloseDetached() {
+  if (tiers_ == nullptr) return;
+  for (std::shared_ptr<AttachedTier>& tier : tiers_->TakeIdle()) {
+    // No round has a view of it, and none of its answers comes any more: nothing new is owed to the slot.
+    for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
+      SpaceLock lock(*space);
+      space->state.below.Forget(tier->slot());
+    }
+    LogInfo("tier detached", {{"tier", std::string(tier->tier().name())}, {"path", tier->tier().path()}});
+    tiers_->Close(std::move(tier));
+  }
 }
 
 }  // namespace kvpool

@@ -54,6 +54,7 @@ struct DaemonSnapshot {
   // Each is keyed by verb; sums over all spaces, as `totals`.
   std::map<std::string, uint64_t> step_operations, step_errors, refused_blocks;
   std::vector<TierSnapshot> tiers;  // Ordered as they were attached.
+  bool may_have_tiers = false;
   StartReport start;
   uint64_t reconnects = 0;
   uint64_t events_logged = 0, events_lost = 0;  // Both are 0 without an event log.

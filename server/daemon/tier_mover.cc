@@ -1,6 +1,7 @@
 #include "server/daemon/tier_mover.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <numeric>
 #include <utility>
@@ -110,6 +111,13 @@ bool TierMover::RunRound() {
                   spaces.end());
     }
     spaces_seen_ = std::max<size_t>(spaces.size(), 1);
+    std::vector<uint64_t> writers;
+    for (const auto& [tier, writes] : now_->entries()) {
+      if (writes) writers.push_back(tier->id());
+    }
+    // One that has come, or is written to again, was given nothing of spaces that no session uses.
+    if (writers != writers_) looked_at_.clear();
+    writers_ = std::move(writers);
     bool left = false;
     no_buffers_ = false;
     for (const std::shared_ptr<Space>& space : spaces) left |= MoveDown(space);
@@ -379,20 +387,15 @@ bool TierMover::GivenUp(const Space& space, uint64_t tier) {
   return false;
 }
 
-uint64_t TierMover::PartOfEach(const Space& space) {
-  const TierSet::Members writers = now_->writers();
-  uint64_t parts = 0;
-  for (size_t slot = 0; slot < TierSet::kMost; ++slot) {
-    // One that is given nothing any more has what it was given.
-    parts += (writers & TierView::BitOf(slot)) != 0 || mail_->bytes_down[slot] > 0;
-  }
+uint64_t TierMover::PartOfEach(const Space& space) const {
+  const auto parts = static_cast<uint64_t>(std::popcount(now_->writers()));
   const uint64_t part = parts > 1 ? buffer_bytes_ / parts : buffer_bytes_ - buffer_bytes_ / TierSet::kMost;
   return std::max(part, WholePages(ValueBytes(space)));
 }
 
 TierSet::Members TierMover::Taking(const Space& space, std::array<uint64_t, TierSet::kMost>* room) {
-  MutexLock lock(&mail_->mu);
   const uint64_t most = PartOfEach(space);
+  MutexLock lock(&mail_->mu);
   TierSet::Members taking = 0;
   for (const auto& [tier, writes] : now_->entries()) {
     if (!writes) continue;

@@ -145,7 +145,7 @@ class TierMover {
   static uint32_t Ahead(const Space& space) ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu);
   bool GivenUp(const Space& space, uint64_t tier) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mail_->mu);
   // So much of the buffers each tier may have. One that is alone leaves some to one that comes.
-  uint64_t PartOfEach(const Space& space) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mail_->mu);
+  uint64_t PartOfEach(const Space& space) const;
   // All but the tiers that took nothing of it a moment ago, or that have as much of the buffers as each may have.
   // `room` gets how many bytes more each of these may have of the buffers.
   TierSet::Members Taking(const Space& space, std::array<uint64_t, TierSet::kMost>* room);
@@ -194,6 +194,7 @@ class TierMover {
   size_t spaces_seen_ = 1;  // So many share the tiers.
   absl::flat_hash_map<uint64_t, uint32_t>
       looked_at_;  // Keyed by space, of those that no session uses: blocks up to this one were looked at.
+  std::vector<uint64_t> writers_;                  // Ids of the tiers for which they were.
   bool no_buffers_ = false;                        // The round under way found none left.
   std::chrono::steady_clock::time_point tell_at_;  // No failed copy is told of before.
   std::thread thread_;

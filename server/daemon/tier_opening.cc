@@ -1,10 +1,12 @@
 #include "server/daemon/tier_opening.h"
 
 #include <algorithm>
-#include <thread>
+#include <exception>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/support/named_thread.h"
 
 namespace kvpool {
 namespace {
@@ -15,7 +17,13 @@ constexpr std::chrono::milliseconds kStopPoll{20};
 }  // namespace
 
 void TierOpening::RunOnThread(const Open& open, UnderWay* under_way) {
-  absl::StatusOr<TierMember> opened = open();
+  absl::StatusOr<TierMember> opened;
+  // A start would end here. A daemon that serves does not.
+  try {
+    opened = open();
+  } catch (const std::exception& error) {
+    opened = absl::ResourceExhaustedError(absl::StrCat("opening the tier: ", error.what()));
+  }
   {
     MutexLock lock(&under_way->mu);
     if (!under_way->given_up) {
@@ -31,20 +39,32 @@ void TierOpening::RunOnThread(const Open& open, UnderWay* under_way) {
   under_way->over = true;
 }
 
-absl::StatusOr<TierMember> TierOpening::Run(Open open, std::chrono::milliseconds limit,
-                                            const std::atomic<bool>& stop) {
+absl::StatusOr<TierMember> TierOpening::Run(const std::string& name, Open open,
+                                            std::chrono::milliseconds limit, const std::atomic<bool>& stop) {
   const auto until = std::chrono::steady_clock::now() + limit;
   const auto under_way = std::make_shared<UnderWay>();
   {
     MutexLock lock(&mu_);
-    if (last_ != nullptr) {
-      MutexLock last(&last_->mu);
-      if (!last_->over)
-        return absl::FailedPreconditionError("another tier is being opened, or is closed again: try later");
+    std::shared_ptr<UnderWay>& last = last_[name];
+    if (last != nullptr) {
+      MutexLock of_last(&last->mu);
+      if (!last->over) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("tier ", name,
+                         ": another one is being opened, or is closed again as it came too late: try later"));
+      }
     }
-    last_ = under_way;
+    last = under_way;
   }
-  std::thread([open = std::move(open), under_way] { RunOnThread(open, under_way.get()); }).detach();
+  try {
+    NamedThread("tier-opening", [open = std::move(open), under_way] {
+      RunOnThread(open, under_way.get());
+    }).detach();
+  } catch (const std::system_error& error) {
+    MutexLock lock(&under_way->mu);
+    under_way->over = true;
+    return absl::ResourceExhaustedError(absl::StrCat("no thread to open the tier: ", error.what()));
+  }
   MutexLock lock(&under_way->mu);
   while (!under_way->over && !stop && std::chrono::steady_clock::now() < until) {
     under_way->changed.WaitUntil(&under_way->mu,

@@ -7,20 +7,24 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <string>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "proto/support/mutex.h"
 #include "server/tiers/tier_view.h"
 
 namespace kvpool {
 
-// Thread-safe. At most one is being opened.
+// Thread-safe. At most one of each name is being opened.
 class TierOpening {
  public:
   using Open = std::function<absl::StatusOr<TierMember>()>;
   // What `open` answers, which may outlive this object. DEADLINE_EXCEEDED, or UNAVAILABLE once `stop` is true: it has not come;
-  // it is closed as soon as it has. FAILED_PRECONDITION: another one is being opened, whether somebody waits for it or not.
-  absl::StatusOr<TierMember> Run(Open open, std::chrono::milliseconds limit, const std::atomic<bool>& stop);
+  // it is closed as soon as it has. FAILED_PRECONDITION: one of this name is being opened, whether somebody waits for it or not.
+  // RESOURCE_EXHAUSTED: the system has no memory or no thread for it.
+  absl::StatusOr<TierMember> Run(const std::string& name, Open open, std::chrono::milliseconds limit,
+                                 const std::atomic<bool>& stop);
 
  private:
   struct UnderWay {
@@ -33,7 +37,8 @@ class TierOpening {
   static void RunOnThread(const Open& open, UnderWay* under_way);
 
   Mutex mu_;
-  std::shared_ptr<UnderWay> last_ ABSL_GUARDED_BY(mu_);
+  // Keyed by name: the last one.
+  absl::flat_hash_map<std::string, std::shared_ptr<UnderWay>> last_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace kvpool

@@ -474,7 +474,7 @@ static_assert(sizeof(TierCounters) == (std::size(kTierResults) + std::size(kTier
               "a counter of TierCounters has no line in kTierResults or kTierBytes");
 
 void AddTier(const DaemonSnapshot& daemon, Families* out) {
-  if (daemon.tiers.empty()) return;
+  if (!daemon.may_have_tiers) return;
   for (const auto& family : kBelowFamilies) {
     out->Counter(family.name, family.help);
     EachSpace(daemon, out, [&](const SpaceSnapshot& space) { return space.below.*family.value; });
@@ -500,9 +500,14 @@ void AddTier(const DaemonSnapshot& daemon, Families* out) {
   }
   // Each family has the series of all tiers, one behind the other.
   const auto each = [&](const std::function<void(const std::string& name, const TierSnapshot& tier)>& add) {
-    for (const TierSnapshot& tier : daemon.tiers) add(tier.name, tier);
+    for (const TierSnapshot& tier : daemon.tiers) {
+      // One that goes may have the name of one that has come.
+      if (tier.state != TierSet::State::kDetaching) add(tier.name, tier);
+    }
   };
-  out->Counter("kvpool_tier_values_total", "Values that a tier was asked for, given, or gave up, by result.");
+  if (daemon.tiers.empty()) return;
+  out->Counter("kvpool_tier_values_total",
+               "Values that a tier was asked for, given, or gave up, by result, since it was attached.");
   each([&](const std::string& name, const TierSnapshot& tier) {
     for (const auto& result : kTierResults) {
       out->Add({{"tier", name}, {"result", result.label}},

@@ -38,8 +38,12 @@ void AddOpening(const RpcSite<EngineService>& site, Openings* openings, const st
 
 // Does an operator's call change something? Then it is audited, and an observer may not make it.
 // What may take minutes runs one at a time, on one of the workers.
-enum class Effect { kReads, kChanges, kChangesAtLength };
-constexpr uint64_t kAtLength = 1;
+enum class Effect { kReads, kChanges, kChangesAtLength, kTakesTierAway };
+// An erasure would not see a tier that is attached meanwhile: the two are one owner's. To have a tier left alone waits for neither.
+constexpr uint64_t kAtLength = 1, kTierGoes = 2;
+constexpr uint64_t OwnerOf(Effect effect) {
+  return effect == Effect::kChangesAtLength ? kAtLength : effect == Effect::kTakesTierAway ? kTierGoes : 0;
+}
 
 // What operator calls need besides their request.
 struct OperatorDesk {
@@ -64,9 +68,8 @@ void AddOperatorCall(
           return done(admitted);
         }
         if (const absl::Status known = CheckKnown(name, *request); !known.ok()) return done(known);
-        const CallWorkers::Call call = {.bytes = request->ByteSizeLong(),
-                                        .owner = effect == Effect::kChangesAtLength ? kAtLength : 0,
-                                        .tenant = UserOf(caller.peer)};
+        const CallWorkers::Call call = {
+            .bytes = request->ByteSizeLong(), .owner = OwnerOf(effect), .tenant = UserOf(caller.peer)};
         const absl::Status started = desk.workers->Start(call, [=, &caller] {
           if (caller.gone) return done(absl::CancelledError("the caller is gone"));
           const absl::Status status = run(caller.peer, *request, response);
@@ -253,8 +256,8 @@ void AcceptOperatorCalls(const RpcSite<OperatorService>& site, Daemon* daemon, H
         const absl::Status may = CheckIsDaemonsUser(peer, "attach a tier");
         return may.ok() ? daemon->AttachTier(request, response) : may;
       });
-  add("DrainTier", &S::RequestDrainTier, Effect::kChangesAtLength, &Daemon::DrainTier);
-  add("DetachTier", &S::RequestDetachTier, Effect::kChangesAtLength, &Daemon::DetachTier);
+  add("DrainTier", &S::RequestDrainTier, Effect::kTakesTierAway, &Daemon::DrainTier);
+  add("DetachTier", &S::RequestDetachTier, Effect::kTakesTierAway, &Daemon::DetachTier);
   AddOperatorCall<v1::UpgradeRequest, v1::UpgradeResponse>(site, desk, "Upgrade", &S::RequestUpgrade,
                                                            kChanges, std::move(upgrade));
 }

@@ -24,6 +24,12 @@ absl::Status Wrong(const std::string& flag, const std::string& path, const std::
   return absl::InvalidArgumentError(absl::StrCat("--", flag, "=", path, ": ", what));
 }
 
+// One that can't be looked at, or a link to what is not there now, is not to be replaced.
+bool IsThere(const std::string& path) {
+  struct stat facts {};
+  return lstat(path.c_str(), &facts) == 0 || errno != ENOENT;
+}
+
 // It is there whole or not at all.
 absl::Status Write(const std::string& flag, const std::string& path, const std::string& secret) {
   const std::string made = path + ".new";
@@ -76,21 +82,26 @@ absl::StatusOr<std::string> ReadSecretFile(const std::string& flag, const std::s
 }
 
 absl::StatusOr<std::string> ReadOrMakeTierSecret(const std::string& flag, const std::string& path) {
-  if (access(path.c_str(), F_OK) == 0) return ReadTierSecret(flag, path);
+  if (IsThere(path)) return ReadTierSecret(flag, path);
   std::string secret = RandomBytes(kLeastTierSecretBytes);
   RETURN_IF_ERROR(Write(flag, path, secret));
   return secret;
 }
 
-absl::Status KeepTierSecret(const std::string& flag, const std::string& path, const std::string& secret) {
-  if (access(path.c_str(), F_OK) != 0) return Write(flag, path, secret);
+absl::Status CheckTierSecret(const std::string& flag, const std::string& path, const std::string& secret) {
+  if (!IsThere(path)) return absl::OkStatus();
   ASSIGN_OR_RETURN(const std::string there, ReadTierSecret(flag, path));
   if (there == secret) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("--", flag, "=", path,
-                   ": it is another secret than the daemon's, which would find nothing of what lies "
-                   "there: start the daemon with this tier, or with --tier-key-file=",
+                   ": it is another secret than the daemon's, which would find nothing of what lies there: "
+                   "start the daemon with this tier, or with --tier-key-file=",
                    path));
+}
+
+absl::Status KeepTierSecret(const std::string& flag, const std::string& path, const std::string& secret) {
+  RETURN_IF_ERROR(CheckTierSecret(flag, path, secret));
+  return IsThere(path) ? absl::OkStatus() : Write(flag, path, secret);
 }
 
 std::array<uint8_t, 32> DeriveTierKey(std::string_view secret, std::string_view label,

@@ -25,7 +25,9 @@ absl::StatusOr<std::string> ReadSecretFile(const std::string& flag, const std::s
                                            size_t least_bytes, size_t most_bytes);
 // The secret of a file, which is made with random bytes if there is none: for a tier that no other node shares.
 absl::StatusOr<std::string> ReadOrMakeTierSecret(const std::string& flag, const std::string& path);
-// The file has this secret from now on. FAILED_PRECONDITION: it has another one.
+// FAILED_PRECONDITION: there is such a file, and it has another secret.
+absl::Status CheckTierSecret(const std::string& flag, const std::string& path, const std::string& secret);
+// The same, and otherwise the file has this secret from now on.
 absl::Status KeepTierSecret(const std::string& flag, const std::string& path, const std::string& secret);
 
 // HKDF-SHA-256 (RFC 5869) with no salt, and with the label and SHA-256 of the fields, each behind its length, as its info.

@@ -1,10 +1,12 @@
 #include "server/tiers/tier_set.h"
 
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "proto/support/check.h"
+#include "proto/support/named_thread.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool {
@@ -12,7 +14,10 @@ namespace kvpool {
 TierSet::TierSet(std::vector<TierMember> members) {
   KVPOOL_CHECK(members.size() <= kMost, "%zu tiers", members.size());
   MutexLock lock(&mu_);
-  for (TierMember& member : members) AttachLocked(std::move(member), /*by_operator=*/false);
+  for (TierMember& member : members) {
+    const AttachedTier::Facts facts{.capacity_bytes = member.tier->usage().capacity_bytes};
+    AttachLocked(std::move(member), facts);
+  }
   Publish();
 }
 
@@ -188,9 +193,20 @@ std::vector<TierSet::Listed> TierSet::list() const {
   return ListLocked();
 }
 
-TierSet::Place* TierSet::Find(std::string_view name) {
-  const auto found = std::find_if(places_.begin(), places_.end(),
-                                  [&](const Place& p) { return p.tier != nullptr && p.name == name; });
+std::vector<std::string> TierSet::closing() const {
+  MutexLock lock(&mu_);
+  std::vector<std::string> names;
+  for (const Place& place : places_) {
+    if (place.state == State::kClosing && place.taken()) names.push_back(place.name);
+  }
+  return names;
+}
+
+TierSet::Place* TierSet::Find(std::string_view name, std::initializer_list<State> states) {
+  const auto found = std::find_if(places_.begin(), places_.end(), [&](const Place& place) {
+    return place.taken() && place.name == name &&
+           std::find(states.begin(), states.end(), place.state) != states.end();
+  });
   return found == places_.end() ? nullptr : &*found;
 }
 
@@ -205,16 +221,14 @@ absl::Status TierSet::NoSuchTier(std::string_view name) const {
 absl::Status TierSet::CheckRoomLocked(std::string_view name) const {
   size_t taken = 0;
   for (const Place& place : places_) {
-    taken += place.state != State::kFree;
-    if (place.state == State::kFree || place.name != name) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "tier ", std::string(name), ": one is ",
-        place.state == State::kDetaching || place.state == State::kClosing ? "being detached" : "attached",
-        "; at most one of each kind"));
+    taken += place.taken();
+    if (place.name != name || (place.state != State::kAttached && place.state != State::kDraining)) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("tier ", std::string(name), ": one is attached; at most one of each kind"));
   }
   if (taken < kMost) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("tier ", std::string(name), ": ", taken, " are attached; limit ", kMost));
+  return absl::FailedPreconditionError(absl::StrCat("tier ", std::string(name), ": there are ", taken,
+                                                    " with those that are being detached; limit ", kMost));
 }
 
 absl::Status TierSet::CheckRoom(std::string_view name) const {
@@ -222,61 +236,90 @@ absl::Status TierSet::CheckRoom(std::string_view name) const {
   return CheckRoomLocked(name);
 }
 
-std::shared_ptr<AttachedTier> TierSet::AttachLocked(TierMember member, bool by_operator) {
-  const auto free = std::find_if(places_.begin(), places_.end(),
-                                 [](const Place& place) { return place.state == State::kFree; });
+std::shared_ptr<AttachedTier> TierSet::AttachLocked(TierMember member, const AttachedTier::Facts& facts) {
+  const auto free =
+      std::find_if(places_.begin(), places_.end(), [](const Place& place) { return !place.taken(); });
   std::string name(member.tier->name());
   const auto slot = static_cast<size_t>(free - places_.begin());
+  const uint64_t id = ++last_id_;
   *free = {.state = State::kAttached,
-           .tier = std::make_shared<AttachedTier>(std::move(member), ++last_id_, slot, by_operator),
-           .name = std::move(name)};
+           .tier = std::make_shared<AttachedTier>(std::move(member), id, slot, facts),
+           .name = std::move(name),
+           .id = id};
   return free->tier;
 }
 
 absl::StatusOr<std::shared_ptr<AttachedTier>> TierSet::Attach(TierMember member) {
+  const AttachedTier::Facts facts{.capacity_bytes = member.tier->usage().capacity_bytes, .by_operator = true};
   MutexLock lock(&mu_);
   RETURN_IF_ERROR(CheckRoomLocked(member.tier->name()));
-  std::shared_ptr<AttachedTier> attached = AttachLocked(std::move(member), /*by_operator=*/true);
+  std::shared_ptr<AttachedTier> attached = AttachLocked(std::move(member), facts);
   Publish();
   return attached;
 }
 
-absl::StatusOr<std::shared_ptr<AttachedTier>> TierSet::SetWrites(std::string_view name, bool writes) {
+absl::StatusOr<uint64_t> TierSet::SetWrites(std::string_view name, bool writes) {
   MutexLock lock(&mu_);
-  Place* const place = Find(name);
+  Place* const place = Find(name, {State::kAttached, State::kDraining});
   if (place == nullptr) return NoSuchTier(name);
-  if (place->state == State::kDetaching)
-    return absl::FailedPreconditionError(absl::StrCat("tier ", place->name, " is being detached"));
   place->state = writes ? State::kAttached : State::kDraining;
   Publish();
-  return place->tier;
+  return place->id;
 }
 
-absl::StatusOr<std::shared_ptr<AttachedTier>> TierSet::Detach(std::string_view name) {
+absl::StatusOr<uint64_t> TierSet::Detach(std::string_view name) {
   MutexLock lock(&mu_);
-  Place* const place = Find(name);
-  if (place == nullptr) return NoSuchTier(name);
-  place->state = State::kDetaching;
-  Publish();
-  return place->tier;
+  if (Place* const place = Find(name, {State::kAttached, State::kDraining}); place != nullptr) {
+    place->state = State::kDetaching;
+    Publish();
+    return place->id;
+  }
+  const Place* const going = Find(name, {State::kDetaching, State::kClosing});
+  if (going == nullptr) return NoSuchTier(name);
+  return going->id;
 }
 
-bool TierSet::Take(const std::shared_ptr<AttachedTier>& tier) {
+std::optional<AttachedTier::Out> TierSet::OutOf(uint64_t id) const {
   MutexLock lock(&mu_);
-  Place& place = places_[tier->slot()];
-  // One is the place's, the other the caller's. No view that has it is given out any more, so that it stays at that, and
-  // what it was asked for does not grow.
-  if (place.tier != tier || place.state != State::kDetaching || tier.use_count() > 2) return false;
-  const AttachedTier::Out out = tier->out();
-  if (out.loads + out.stores > 0) return false;
-  place.state = State::kClosing;
-  place.tier = nullptr;
-  return true;
+  for (const Place& place : places_) {
+    if (!place.taken() || place.id != id) continue;
+    return place.tier == nullptr ? AttachedTier::Out() : place.tier->out();
+  }
+  return std::nullopt;
 }
 
-void TierSet::Free(size_t slot) {
+std::vector<std::shared_ptr<AttachedTier>> TierSet::TakeIdle() {
   MutexLock lock(&mu_);
-  places_[slot] = {};
+  std::vector<std::shared_ptr<AttachedTier>> idle;
+  for (Place& place : places_) {
+    // The place's reference is the only one. No view that has the tier is given out any more, so that it stays at that, and
+    // what it was asked for does not grow.
+    if (place.state != State::kDetaching || place.tier.use_count() > 1) continue;
+    const AttachedTier::Out out = place.tier->out();
+    if (out.loads + out.stores > 0) continue;
+    place.state = State::kClosing;
+    idle.push_back(std::move(place.tier));
+  }
+  return idle;
+}
+
+void TierSet::Close(std::shared_ptr<AttachedTier> tier) {
+  const auto closed = std::make_shared<std::atomic<bool>>(false);
+  {
+    MutexLock lock(&mu_);
+    places_[tier->slot()].closed = closed;
+  }
+  // The thread has the only reference, whichever of the two goes on first.
+  const auto last = std::make_shared<std::shared_ptr<AttachedTier>>(std::move(tier));
+  const auto close = [closed, last] {
+    last->reset();
+    *closed = true;
+  };
+  try {
+    NamedThread("tier-closing", close).detach();
+  } catch (const std::system_error&) {
+    close();  // The system has no thread for it.
+  }
 }
 
 }  // namespace kvpool

@@ -8,11 +8,11 @@
 //   free         no                                                      Attach
 //   attached     yes           loads, and stores by its rule             Drain, Detach
 //   draining     yes           loads                                     Drain (writes again), Detach
-//   detaching    no            nothing; what is under way is answered    Take, once nobody uses it
-//   closing      no            it is being destroyed                     Free
+//   detaching    no            nothing; what is under way is answered    TakeIdle, once nobody uses it
+//   closing      no            it is being destroyed                     the end of that
 //
-// What others note of a tier by its slot is gone when Free is called, which REQUIRES that: so a note never means another tier
-// than it did when it was made.
+// What others note of a tier by its slot is gone when Close is called, which REQUIRES that: so a note never means another tier
+// than it did when it was made. Of those that are attached or draining no two have one name.
 //
 // Thread-safe.
 #ifndef KVPOOL_SERVER_TIERS_TIER_SET_H_
@@ -24,7 +24,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -84,30 +86,40 @@ class TierSet {
   struct Listed {
     std::shared_ptr<AttachedTier> tier;
     State state = State::kAttached;
+    // Views have it.
+    bool in_view() const { return state == State::kAttached || state == State::kDraining; }
   };
   // Those that are attached, draining or detaching, as they were attached.
   std::vector<Listed> list() const;
-  // FAILED_PRECONDITION: a tier of this name is there, or closes still, or there are kMost.
+  // Names of those that are closing.
+  std::vector<std::string> closing() const;
+  // FAILED_PRECONDITION: a tier of this name is attached or drains, or there are kMost with those that are going.
   absl::Status CheckRoom(std::string_view name) const;
   // The same, and otherwise views that are asked for from now on have it.
   absl::StatusOr<std::shared_ptr<AttachedTier>> Attach(TierMember member);
-  // Views from now on say that the tier is given nothing, or again what its rule says. NOT_FOUND: there is none of this
-  // name. FAILED_PRECONDITION: it is detaching.
-  absl::StatusOr<std::shared_ptr<AttachedTier>> SetWrites(std::string_view name, bool writes);
-  // Views from now on don't have the tier. It may be called again. NOT_FOUND: there is none of this name.
-  absl::StatusOr<std::shared_ptr<AttachedTier>> Detach(std::string_view name);
-  // A detaching tier is closing from now on, and the caller has the only reference to it. False: somebody else uses it
-  // still, or it has not answered all.
-  bool Take(const std::shared_ptr<AttachedTier>& tier);
-  // REQUIRES: its tier is closing and was destroyed, and nobody has a note of the slot.
-  void Free(size_t slot);
+  // Views from now on say that the tier is given nothing, or again what its rule says. Answers its id. NOT_FOUND: none of this
+  // name is attached or drains.
+  absl::StatusOr<uint64_t> SetWrites(std::string_view name, bool writes);
+  // Views from now on don't have the tier. Answers its id, also if it is going already. NOT_FOUND: there is none of this name.
+  absl::StatusOr<uint64_t> Detach(std::string_view name);
+  // What this tier has not answered; none: it is gone.
+  std::optional<AttachedTier::Out> OutOf(uint64_t id) const;
+  // Those that are detaching, to which nobody else has a reference, and which have answered all. They are closing from now on.
+  std::vector<std::shared_ptr<AttachedTier>> TakeIdle();
+  // Destroys it on a thread of its own, which nobody waits for: a disk may hang, and much memory takes long to be given back.
+  // REQUIRES: TakeIdle answered it, the caller has the only reference, and nobody has a note of its slot.
+  void Close(std::shared_ptr<AttachedTier> tier);
 
  private:
   struct Loading;
   struct Place {
     State state = State::kFree;
-    std::shared_ptr<AttachedTier> tier;
+    std::shared_ptr<AttachedTier> tier;  // Null where it is free or closing.
     std::string name;
+    uint64_t id = 0;
+    // Of one that is closing: it is destroyed, and its slot is free.
+    std::shared_ptr<const std::atomic<bool>> closed;
+    bool taken() const { return state != State::kFree && !(closed != nullptr && *closed); }
   };
   void LoadFrom(const std::shared_ptr<Loading>& loading, AttachedTier* tier, std::vector<size_t> which);
   void Loaded(const std::shared_ptr<Loading>& loading, AttachedTier* tier, size_t index, TierResult result);
@@ -115,10 +127,10 @@ class TierSet {
   bool AskNext(const std::shared_ptr<Loading>& loading, size_t index);
   void Answer(const Loading& loading, size_t index, TierResult result);
   absl::Status CheckRoomLocked(std::string_view name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  std::shared_ptr<AttachedTier> AttachLocked(TierMember member, bool by_operator)
+  std::shared_ptr<AttachedTier> AttachLocked(TierMember member, const AttachedTier::Facts& facts)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Null: there is none.
-  Place* Find(std::string_view name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Null: there is none in one of these states.
+  Place* Find(std::string_view name, std::initializer_list<State> states) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status NoSuchTier(std::string_view name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::vector<Listed> ListLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Makes the view of the places, and what it says.

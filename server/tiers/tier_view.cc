@@ -57,13 +57,12 @@ LoadCost::Measured LoadCost::measured() {
 
 // ----------------------------------------------------------------------------------------------------- one tier
 
-AttachedTier::AttachedTier(TierMember member, uint64_t id, size_t slot, bool by_operator)
+AttachedTier::AttachedTier(TierMember member, uint64_t id, size_t slot, const Facts& facts)
     : rule_(member.rule),
       spec_(std::move(member.spec)),
       id_(id),
       slot_(slot),
-      by_operator_(by_operator),
-      capacity_bytes_(member.tier->usage().capacity_bytes),
+      facts_(facts),
       tier_(std::move(member.tier)) {}
 
 void AttachedTier::LoadsBegin(uint64_t values) {
@@ -186,9 +185,10 @@ void TierView::Wanted(absl::Span<const Offered> offered, uint64_t value_bytes, s
     const TierRule& rule = attached->rule();
     const Members bit = BitOf(attached->slot());
     // Half of it: values of many sizes leave gaps.
-    const uint64_t share = attached->capacity_bytes() / 2 / std::max<size_t>(spaces, 1);
+    const uint64_t capacity_bytes = attached->facts().capacity_bytes;
+    const uint64_t share = capacity_bytes / 2 / std::max<size_t>(spaces, 1);
     const uint64_t places =
-        attached->capacity_bytes() == 0 ? UINT64_MAX : std::max<uint64_t>(share / WholePages(value_bytes), 1);
+        capacity_bytes == 0 ? UINT64_MAX : std::max<uint64_t>(share / WholePages(value_bytes), 1);
     keys.clear();
     of.clear();
     for (size_t i = 0; i < offered.size(); ++i) {

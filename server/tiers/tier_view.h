@@ -74,7 +74,11 @@ class LoadCost {
 // One tier of a set, from when it is attached until it is destroyed.
 class AttachedTier {
  public:
-  AttachedTier(TierMember member, uint64_t id, size_t slot, bool by_operator);
+  struct Facts {
+    uint64_t capacity_bytes = 0;  // Its own; 0: nobody knows.
+    bool by_operator = false;
+  };
+  AttachedTier(TierMember member, uint64_t id, size_t slot, const Facts& facts);
   Tier& tier() const { return *tier_; }
   const TierRule& rule() const { return rule_; }
   const std::string& spec() const { return spec_; }
@@ -82,8 +86,7 @@ class AttachedTier {
   uint64_t id() const { return id_; }
   // It is no other's as long as this one lives.
   size_t slot() const { return slot_; }
-  bool by_operator() const { return by_operator_; }
-  uint64_t capacity_bytes() const { return capacity_bytes_; }  // 0: nobody knows.
+  const Facts& facts() const { return facts_; }
   LoadCost& cost() { return cost_; }
   // Values that it was asked for, and given, and has not answered.
   struct Out {
@@ -100,8 +103,7 @@ class AttachedTier {
   const std::string spec_;
   const uint64_t id_;
   const size_t slot_;
-  const bool by_operator_;
-  const uint64_t capacity_bytes_;
+  const Facts facts_;
   LoadCost cost_;
   Mutex mu_;
   Out out_ ABSL_GUARDED_BY(mu_);

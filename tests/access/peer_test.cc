@@ -1,4 +1,7 @@
 // What the kernel says of the process at the other end of a socket.
+#include "server/access/peer.h"
+
+#include <gmock/gmock.h>
 #include <grp.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -9,6 +12,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -80,6 +84,21 @@ TEST(PeerTest, TheCgroupIsThatOfALivingProcess) {
   ASSERT_EQ(waitpid(child, nullptr, 0), child);
   EXPECT_EQ(CgroupOf(getpid(), ended.get()), "");
   EXPECT_EQ(CgroupOf(child, ended.get()), "");
+}
+
+TEST(PeerTest, TheDaemonsUserIsRootOrItselfOnTheUnixSocketAlone) {
+  const auto local = [](uint32_t uid) {
+    return Peer{.process = std::make_shared<const PeerCredentials>(PeerCredentials{.pid = 1, .uid = uid})};
+  };
+  EXPECT_TRUE(CheckIsDaemonsUser(local(0), "do it").ok());
+  EXPECT_TRUE(CheckIsDaemonsUser(local(geteuid()), "do it").ok());
+  EXPECT_EQ(CheckIsDaemonsUser(local(geteuid() + 1), "do it").code(), absl::StatusCode::kPermissionDenied);
+  const absl::Status remote =
+      CheckIsDaemonsUser({.address = "ipv4:10.0.0.1:7", .names = {"ops.example"}}, "do it");
+  EXPECT_EQ(remote.code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_THAT(std::string(remote.message()),
+              testing::HasSubstr("may do it, on the Unix socket; the caller is "));
+  EXPECT_THAT(std::string(remote.message()), testing::HasSubstr("ops.example"));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -206,6 +207,94 @@ TEST_F(ClientTierTest, AFolderHasOneDaemon) {
       {.capacity = "4MiB", .flags = {"--tier=file:" + folder() + ",capacity=64MiB", "--slab-bytes=4MiB"}});
   ASSERT_FALSE(other.ok());
   EXPECT_THAT(std::string(other.status().message()), testing::HasSubstr(folder() + "/lock"));
+}
+
+// A process of its own, with the words, files and checks of a start.
+TEST_F(ClientTierTest, OneThatIsAttachedIsUsedFoundAgainAndGone) {
+  const std::string key = directory_.path() + "/key", config = directory_.path() + "/kvpoold.conf";
+  std::ofstream(key) << std::string(32, 'k');
+  std::filesystem::permissions(key, std::filesystem::perms::owner_read);
+  std::ofstream(config) << "tier_key_file = " << key << "\n";
+  StartDaemon("4MiB", {"--config=" + config});
+  const auto daemon =
+      *tools::OperatorClient::Open({.socket = daemon_->socket(), .deadline = absl::Seconds(60)});
+  auto session = OpenWithoutMagazine();
+  ASSERT_NE(session, nullptr);
+  const std::vector<PrefixKey> keys = KeysOf(*session, 1, kShared);
+  v1::AttachTierRequest attach;
+  attach.set_timeout_ms(50000);
+  const auto refusal = [&](const std::string& spec) {
+    attach.set_spec(spec);
+    return std::string(daemon->AttachTier(attach).status().message());
+  };
+  EXPECT_THAT(refusal("tape:/x"),
+              testing::StartsWith("\"tape:/x\" begins with none of host:, file:, resp: and s3:"));
+  EXPECT_THAT(refusal("host:capacity=1024TiB"),
+              testing::StartsWith("--tier: host: capacity is 1125899906842624 bytes"));
+  const std::string spec = "file:" + folder() + ",capacity=64MiB";
+  attach.set_spec(spec);
+  const auto attached = daemon->AttachTier(attach);
+  ASSERT_TRUE(attached.ok()) << attached.status();
+  EXPECT_EQ(attached->path(), folder());
+  EXPECT_FALSE(std::filesystem::exists(folder() + "/key")) << "the secret is that of --tier-key-file";
+  EXPECT_FALSE(daemon->ListTiers({})->tiers(0).next_has_it());
+  std::ofstream(config, std::ios::app) << "tier = " << spec << "\n";
+  EXPECT_TRUE(daemon->ListTiers({})->tiers(0).next_has_it());
+  Share(session.get(), keys);
+  ASSERT_TRUE(Await(kShared)) << daemon_->Log();
+  PushOut(session.get());
+  MatchHit hit = Match(session.get(), keys, kWait);
+  ASSERT_EQ(hit.tokens, kShared * kTokensPerBlock) << daemon_->Log();
+  EXPECT_EQ(Right(session.get(), hit, keys), kShared);
+  hit = {};
+  v1::DetachTierRequest detach;
+  detach.set_tier("file");
+  detach.set_timeout_ms(50000);
+  const auto detached = daemon->DetachTier(detach);
+  ASSERT_TRUE(detached.ok()) << detached.status();
+  EXPECT_TRUE(detached->detached());
+  EXPECT_THAT(*daemon_->Metrics(), testing::Not(testing::HasSubstr("tier=\"file\"")));
+  PushOut(session.get());
+  EXPECT_EQ(Match(session.get(), keys, kWait).below_tokens, 0u);
+  EXPECT_EQ(daemon->ListTiers({})->only_next(0), spec);
+  EXPECT_EQ(daemon_->Stop(), 0) << daemon_->Log();
+  EXPECT_THAT(daemon_->Log(), testing::HasSubstr("operator call category=audit method=AttachTier"));
+  session.reset();
+  StartDaemon("4MiB", {"--config=" + config});
+  session = OpenWithoutMagazine();
+  ASSERT_NE(session, nullptr) << daemon_->Log();
+  EXPECT_EQ(Match(session.get(), keys, kWait).tokens, kShared * kTokensPerBlock) << daemon_->Log();
+}
+
+// A folder has the secret that the names of its values are of.
+TEST_F(ClientTierTest, AFolderGetsTheDaemonsSecretAndNoOthers) {
+  StartDaemon("4MiB", {"--tier=host:capacity=4MiB"});
+  const auto daemon =
+      *tools::OperatorClient::Open({.socket = daemon_->socket(), .deadline = absl::Seconds(60)});
+  v1::AttachTierRequest attach;
+  attach.set_timeout_ms(50000);
+  attach.set_spec("resp:localhost:1");
+  EXPECT_THAT(std::string(daemon->AttachTier(attach).status().message()),
+              testing::StartsWith("--tier-key-file=: must name a file with the secret"));
+  const std::string others = directory_.path() + "/others";
+  std::filesystem::create_directory(others);
+  std::ofstream(others + "/key") << std::string(32, 'o');
+  for (const std::string& path : {others, others + "/key"})
+    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+  std::ofstream(others + "/7.slots.new") << "what is another's";
+  attach.set_spec("file:" + others + ",capacity=64MiB");
+  EXPECT_THAT(std::string(daemon->AttachTier(attach).status().message()),
+              testing::HasSubstr("/others/key: it is another secret than the daemon's"));
+  EXPECT_TRUE(std::filesystem::exists(others + "/7.slots.new")) << "a refusal changes nothing";
+  attach.set_spec("file:" + folder() + ",capacity=64MiB");
+  ASSERT_TRUE(daemon->AttachTier(attach).ok());
+  const auto text = [](const std::string& path) {
+    std::ostringstream all;
+    all << std::ifstream(path).rdbuf();
+    return all.str();
+  };
+  EXPECT_EQ(text(folder() + "/key"), text(daemon_->directory() + "/tier-key"));
+  EXPECT_EQ(text(folder() + "/key").size(), 32u);
 }
 
 }  // namespace

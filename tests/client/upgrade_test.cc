@@ -148,6 +148,24 @@ TEST_F(UpgradeTest, SessionsGoOnAndWhatIsCachedIsFound) {
   EXPECT_EQ(daemon_->Stop(), 0) << daemon_->Log();
 }
 
+TEST_F(UpgradeTest, TheNextDaemonHasTheTiersOfItsFlagsAndThatIsSaid) {
+  StartWithKeeper({"--tier=host:capacity=4MiB"});
+  const std::string spec = "file:" + daemon_->directory() + "/tier,capacity=64MiB";
+  v1::AttachTierRequest attach;
+  attach.set_spec(spec);
+  attach.set_timeout_ms(50000);
+  ASSERT_TRUE(Operator()->AttachTier(attach).ok());
+  const auto before = Operator()->Upgrade({});
+  ASSERT_TRUE(before.ok()) << before.status();
+  EXPECT_THAT(before->tier_changes(), testing::ElementsAre("it does not have " + spec));
+  ASSERT_TRUE(Operator()->AwaitAfter(before->daemon_epoch(), absl::Now() + absl::Seconds(60)).ok());
+  const auto tiers = Operator()->ListTiers({});
+  ASSERT_TRUE(tiers.ok()) << tiers.status();
+  ASSERT_EQ(tiers->tiers_size(), 1);
+  EXPECT_EQ(tiers->tiers(0).tier(), "host");
+  EXPECT_THAT(daemon_->AwaitInLog("the next daemon has other tiers"), HasSubstr("it does not have " + spec));
+}
+
 // More of them than deaths that a keeper forgives.
 TEST_F(UpgradeTest, IsNoDeath) {
   StartWithKeeper({"--keeper-deaths=2"});

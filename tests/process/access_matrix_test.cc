@@ -50,6 +50,7 @@ enum class Need {
   kEngine,
   kObserver,
   kOperator,
+  kDaemonsUser,  // The role operator, and the daemon's uid or root's, on the Unix socket.
 };
 
 // The table of server/README.md, "Who may call what".
@@ -72,9 +73,10 @@ const std::map<std::string, Need>& Needs() {
       rows->emplace(absl::StrCat("kvpool.v1.Operator.", verb), Need::kObserver);
     }
     for (const char* verb : {"Evict", "Erase", "Revoke", "EndSession", "Drain", "PinPrefix", "SetPolicy",
-                             "SetShare", "Upgrade"}) {
+                             "SetShare", "Upgrade", "DrainTier", "DetachTier"}) {
       rows->emplace(absl::StrCat("kvpool.v1.Operator.", verb), Need::kOperator);
     }
+    rows->emplace("kvpool.v1.Operator.AttachTier", Need::kDaemonsUser);
     return rows;
   }();
   return *needs;
@@ -264,6 +266,10 @@ class AccessMatrixTest : public testing::Test {
             break;
           case Need::kOperator:
             expect(operates);
+            break;
+          case Need::kDaemonsUser:
+            // On the Unix socket this test is the daemon's user.
+            expect(operates && local);
             break;
         }
       }
@@ -542,7 +548,7 @@ TEST_F(AccessMatrixTest, EachOperatorCallThatChangesSomethingHasOneLineOfTheAudi
   SetLog({.level = LogLevel::kError, .fd = ends[1]});
   for (const pb::MethodDescriptor* method : Methods()) {
     const Need need = Needs().at(method->full_name());
-    if (need != Need::kOperator && need != Need::kObserver) continue;
+    if (need != Need::kOperator && need != Need::kDaemonsUser && need != Need::kObserver) continue;
     pb::MessageFactory* factory = pb::MessageFactory::generated_factory();
     std::unique_ptr<pb::Message> request(factory->GetPrototype(method->input_type())->New());
     std::unique_ptr<pb::Message> response(factory->GetPrototype(method->output_type())->New());
@@ -561,7 +567,7 @@ TEST_F(AccessMatrixTest, EachOperatorCallThatChangesSomethingHasOneLineOfTheAudi
   SetLog({});
   close(ends[1]);
   const std::string log = ReadAll(UniqueFd(ends[0]));
-  EXPECT_EQ(asked.size(), 9u);
+  EXPECT_EQ(asked.size(), 12u);
   EXPECT_FALSE(others.empty());
   for (const auto& [method, of_method] : asked) {
     const std::string head =

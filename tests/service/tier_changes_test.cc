@@ -27,6 +27,8 @@ using testing::HasSubstr;
 // An operator names "file", "other" (a second folder of that kind) or "host", with ",seal" or ",reuse" behind it.
 class TierChangesTest : public TierTest {
  protected:
+  static constexpr uint32_t kPatienceMs = 60000;
+
   void BeginWithout(const std::string& spec = "") {
     options_.tier_secret = std::string(32, 's');
     options_.low_watermark = options_.high_watermark = 0;
@@ -76,6 +78,14 @@ class TierChangesTest : public TierTest {
   }
   // The one that was attached in these words. Not null.
   std::shared_ptr<FaultyTier> Open(const std::string& spec) { return tiers_.at(spec).lock(); }
+  // As Fill. The mover may be copying what was in the block before it was leased, and throws that away: an engine is another
+  // process, of which the sanitizer would see nothing.
+  __attribute__((no_sanitize("thread"))) void FillAsEngine(uint64_t ref, const std::string& key) const {
+    volatile char* const to = At(ref);
+    const char* const from = key.data();
+    const size_t key_bytes = key.size();
+    for (uint64_t at = 0; at < kBlockBytes; ++at) to[at] = from[at % key_bytes];
+  }
   // A disk answers on threads of its own.
   static void AwaitHeld(FaultyTier* tier, size_t held) {
     while (tier->held() < held) std::this_thread::yield();
@@ -182,8 +192,10 @@ TEST_F(TierChangesTest, OneThatDoesNotOpenIsNotWaitedFor) {
   disk_answers.set_value();
   absl::Status status;
   // It is closed again first.
-  while (!(status = Attach("file")).ok())
+  for (const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+       !(status = Attach("file")).ok() && std::chrono::steady_clock::now() < until;)
     ASSERT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  ASSERT_TRUE(status.ok()) << status;
   Move();
   EXPECT_EQ(counters().demoted, 10u);
 }
@@ -240,8 +252,6 @@ TEST_F(TierChangesTest, WhatGoesAnswersThoseWhoWaitAndIsAskedForNothing) {
   EXPECT_FALSE(not_yet.detached());
   EXPECT_EQ(not_yet.reads(), 10u);
   EXPECT_EQ(List().at(0).state(), v1::TIER_STATE_DETACHING);
-  EXPECT_EQ(std::string(Attach("other").message()),
-            "tier file: one is being detached; at most one of each kind");
   const v1::MatchResult at_once = engine_->Match(keys_);
   EXPECT_EQ(at_once.below_tokens(), 0u);
   EXPECT_EQ(at_once.tokens(), 0u);
@@ -250,7 +260,7 @@ TEST_F(TierChangesTest, WhatGoesAnswersThoseWhoWaitAndIsAskedForNothing) {
   ASSERT_TRUE(waits.has_value());
   EXPECT_EQ(waits->code(), 0) << waits->message();
   file = nullptr;
-  EXPECT_TRUE(Detach("file").detached());
+  EXPECT_TRUE(Detach("file", kPatienceMs).detached());
   EXPECT_TRUE(tiers_.at("file,seal").expired()) << "it is destroyed";
   EXPECT_TRUE(List().empty());
   EXPECT_TRUE(daemon_->Snapshot().tiers.empty()) << "so that no metric has it";
@@ -278,7 +288,7 @@ TEST_F(TierChangesTest, WhatOneThatGoesFailsAtComesFromTheNext) {
   EXPECT_EQ(engine_->Match(keys_).below(), "host");
   file->Answer();
   file = nullptr;
-  EXPECT_TRUE(Detach("file").detached());
+  EXPECT_TRUE(Detach("file", kPatienceMs).detached());
   Move();
   ASSERT_TRUE(waits.has_value());
   EXPECT_EQ(waits->match().tokens(), 160u);
@@ -291,7 +301,7 @@ TEST_F(TierChangesTest, WhatLiesInAFolderIsFoundAgain) {
   Compute(keys_);
   Move();
   PushOut();
-  ASSERT_TRUE(Detach("file").detached());
+  ASSERT_TRUE(Detach("file", kPatienceMs).detached());
   EXPECT_EQ(engine_->Match(keys_).below_tokens(), 0u);
   ASSERT_TRUE(Attach("file").ok());
   EXPECT_EQ(attached_.values(), 10u);
@@ -311,11 +321,55 @@ TEST_F(TierChangesTest, WhatIsOwedToOneThatGoesIsOwedToNobody) {
     Move();
     EXPECT_EQ(counters().dropped, 10u);
   }
-  ASSERT_TRUE(Detach("file").detached());
+  ASSERT_TRUE(Detach("file", kPatienceMs).detached());
   ASSERT_TRUE(Attach("other,reuse").ok());
   clock_.Advance(5000);
   Move();
   EXPECT_EQ(Open("other,reuse")->usage().counters.stored, 0u);
+}
+
+// Nor is it left alone for what the one before has failed at.
+TEST_F(TierChangesTest, OneThatComesIsNotBlamedForTheOneBefore) {
+  BeginWithout();
+  ASSERT_TRUE(Attach("file,seal").ok());
+  {
+    const std::shared_ptr<FaultyTier> file = Open("file,seal");
+    file->all_fail = true;
+    file->stores_fail = TierResult::kFailed;
+    Compute(keys_);
+    Move();
+  }
+  ASSERT_TRUE(Detach("file", kPatienceMs).detached());
+  ASSERT_TRUE(Attach("other,seal").ok());
+  Compute(Keys("m", 3));
+  Move();
+  EXPECT_EQ(Open("other,seal")->usage().counters.stored, 3u) << "no time has passed";
+}
+
+// A disk that hangs is replaced, and is closed whenever it answers.
+TEST_F(TierChangesTest, AnotherOfItsNameComesWhileOneHangs) {
+  BeginWithout();
+  ASSERT_TRUE(Attach("file,seal").ok());
+  std::shared_ptr<FaultyTier> file = Open("file,seal");
+  file->hangs = true;
+  Compute(keys_);
+  daemon_->MoveTierOnce();
+  AwaitHeld(file.get(), 10);
+  EXPECT_EQ(Detach("file").writes(), 10u);
+  ASSERT_TRUE(Attach("other").ok());
+  EXPECT_EQ(List().size(), 2u);
+  daemon_->MoveTierOnce();
+  EXPECT_EQ(daemon_->Snapshot().tiers.size(), 2u);
+  file->Answer();
+  file = nullptr;
+  Move();
+  EXPECT_EQ(Open("other")->usage().counters.stored, 10u);
+  // Nobody has to ask for it again.
+  for (const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+       List().size() == 2 && std::chrono::steady_clock::now() < until;)
+    daemon_->HousekeepOnce();
+  ASSERT_EQ(List().size(), 1u);
+  EXPECT_EQ(List()[0].path(), other_folder_.path());
 }
 
 TEST_F(TierChangesTest, ASlowTierOwesNothingForAnother) {
@@ -332,7 +386,7 @@ TEST_F(TierChangesTest, ASlowTierOwesNothingForAnother) {
     daemon_->MoveTierOnce();
     ASSERT_EQ(host->held(), 10u);
   }
-  ASSERT_TRUE(Detach("file").detached()) << "it has answered";
+  ASSERT_TRUE(Detach("file", kPatienceMs).detached()) << "it has answered";
   ASSERT_TRUE(Attach("other,reuse").ok());
   host->Answer();
   clock_.Advance(5000);
@@ -364,6 +418,18 @@ TEST_F(TierChangesTest, ATierThatAsksForUsesFindsThemCounted) {
   LetGo(engine_->Match({keys_.begin(), keys_.begin() + 4}));
   Move();
   EXPECT_EQ(Open("file,reuse")->usage().counters.stored, 4u) << "they were sealed before it came";
+}
+
+TEST_F(TierChangesTest, WhatNoSessionUsesGoesToOneThatComes) {
+  BeginWithout();
+  ASSERT_TRUE(Attach("host").ok());
+  Compute(keys_);
+  engine_->Do(CloseOp());
+  Move();
+  EXPECT_EQ(Open("host")->usage().counters.stored, 10u);
+  ASSERT_TRUE(Attach("file").ok());
+  Move();
+  EXPECT_EQ(Open("file")->usage().counters.stored, 10u);
 }
 
 TEST_F(TierChangesTest, ErasureReachesThoseThatDrainAndGo) {
@@ -444,7 +510,7 @@ TEST_F(TierChangesTest, EnginesGoOnWhileTiersComeAndGo) {
         const v1::OperationResult lease = ask(LeaseOp(4, 4));
         const std::vector<uint64_t> blocks(lease.lease().blocks().begin(), lease.lease().blocks().end());
         if (blocks.empty()) continue;
-        for (size_t i = 0; i < blocks.size(); ++i) Fill(blocks[i], keys[i]);
+        for (size_t i = 0; i < blocks.size(); ++i) FillAsEngine(blocks[i], keys[i]);
         failed += ask(SealOp(blocks, keys)).code() != 0;
         // Blocks that leave at once are in no tier: they are held until the mover has come by, unless a tier has them already.
         const uint64_t before = counters().demoted;
@@ -466,7 +532,7 @@ TEST_F(TierChangesTest, EnginesGoOnWhileTiersComeAndGo) {
     writes = false;
     Drain(name);
     for (const uint64_t drains_at = rounds; rounds < drains_at + 20;) std::this_thread::yield();
-    EXPECT_TRUE(Detach(name, 60000).detached());
+    EXPECT_TRUE(Detach(name, kPatienceMs).detached());
   };
   for (int i = 0; i < kChanges; ++i) change(i % 3 == 2 ? "host" : folder_.path());
   done = true;

@@ -69,6 +69,13 @@ class TierSetTest : public testing::Test {
   static std::shared_ptr<FaultyTier> Faulty() {
     return std::make_shared<FaultyTier>(std::make_unique<HostTier>(16 << 20));
   }
+  // Waits until a tier that is detaching is gone.
+  static void Close(TierSet* set, uint64_t id) {
+    while (set->OutOf(id).has_value()) {
+      for (std::shared_ptr<AttachedTier>& tier : set->TakeIdle()) set->Close(std::move(tier));
+      std::this_thread::yield();
+    }
+  }
   static std::vector<TierKey> KeysOf(const std::vector<uint32_t>& numbers) {
     std::vector<TierKey> keys;
     for (const uint32_t number : numbers) keys.push_back(KeyOf(number));
@@ -352,7 +359,8 @@ TEST_F(TierSetTest, OneOfEachKindAndEightInAll) {
   EXPECT_EQ(std::string(second.message()), "tier host: one is attached; at most one of each kind");
   EXPECT_TRUE(set.CheckRoom("file").ok());
   const TierSet full(std::vector<TierMember>(TierSet::kMost, {Faulty(), {}, ""}));
-  EXPECT_EQ(std::string(full.CheckRoom("file").message()), "tier file: 8 are attached; limit 8");
+  EXPECT_EQ(std::string(full.CheckRoom("file").message()),
+            "tier file: there are 8 with those that are being detached; limit 8");
   EXPECT_EQ(std::string(set.Detach("file").status().message()), "tier is \"file\"; there are host");
   EXPECT_EQ(std::string(TierSet({}).Detach("x").status().message()), "tier is \"x\"; there is none");
 }
@@ -381,40 +389,40 @@ TEST_F(TierSetTest, OneThatGoesAnswersWhatItWasAskedForAndNothingElse) {
            [&](size_t, TierResult result) { loaded = result; });
   set.Store(*set.view(), {{KeyOf(2), ValueOf(2)}}, {0b1},
             [&](size_t, size_t, TierResult result) { stored = result; });
-  const auto tier = set.Detach("host");
-  ASSERT_TRUE(tier.ok());
-  EXPECT_EQ((*tier)->out().loads, 1u);
-  EXPECT_EQ((*tier)->out().stores, 1u);
-  EXPECT_EQ(set.SetWrites("host", true).status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_FALSE(set.Take(*tier));
+  const uint64_t id = *set.Detach("host");
+  EXPECT_EQ(set.OutOf(id)->loads, 1u);
+  EXPECT_EQ(set.OutOf(id)->stores, 1u);
+  EXPECT_TRUE(set.TakeIdle().empty());
   EXPECT_THAT(LoadFrom(&set, {1}), ElementsAre(TierResult::kDone)) << "of the other one";
   first->Answer();
   EXPECT_EQ(loaded, TierResult::kDone);
   EXPECT_EQ(stored, TierResult::kDone);
-  EXPECT_TRUE(set.Take(*tier));
-  EXPECT_FALSE(set.Take(*tier)) << "once";
+  EXPECT_EQ(set.TakeIdle().size(), 1u);
+  EXPECT_TRUE(set.TakeIdle().empty()) << "once";
 }
 
 TEST_F(TierSetTest, ASlotIsNoOthersUntilNobodyUsesIt) {
   std::atomic<int> alive{0};
   TierSet set({});
-  ASSERT_TRUE(set.Attach({std::make_shared<ThreadTier>("a", &alive), {}, ""}).ok());
+  const auto slot_of = [&](const std::string& name) {
+    return (*set.Attach({std::make_shared<ThreadTier>(name, &alive), {}, ""}))->slot();
+  };
+  ASSERT_EQ(slot_of("a"), 0u);
   std::shared_ptr<const TierView> view = set.view();
-  std::shared_ptr<AttachedTier> tier = *set.Detach("a");
-  const uint64_t id = tier->id();
-  EXPECT_FALSE(set.Take(tier)) << "a view has it";
-  EXPECT_EQ((*set.Attach({std::make_shared<ThreadTier>("b", &alive), {}, ""}))->slot(), 1u);
+  const uint64_t id = *set.Detach("a");
+  EXPECT_TRUE(set.TakeIdle().empty()) << "a view has it";
+  EXPECT_EQ(slot_of("b"), 1u);
+  EXPECT_EQ(slot_of("a"), 2u) << "another one of its name may come";
+  EXPECT_EQ(*set.Detach("a") > id, true) << "that one is meant from then on";
   view = nullptr;
-  ASSERT_TRUE(set.Take(tier));
-  tier = nullptr;
-  EXPECT_EQ(alive, 1) << "the last reference was the caller's";
-  EXPECT_FALSE(set.CheckRoom("a").ok()) << "others have notes of the slot";
-  EXPECT_EQ((*set.Attach({std::make_shared<ThreadTier>("c", &alive), {}, ""}))->slot(), 2u);
-  set.Free(0);
-  const std::shared_ptr<AttachedTier> again =
-      *set.Attach({std::make_shared<ThreadTier>("a", &alive), {}, ""});
-  EXPECT_EQ(again->slot(), 0u);
-  EXPECT_NE(again->id(), id);
+  std::vector<std::shared_ptr<AttachedTier>> idle = set.TakeIdle();
+  ASSERT_EQ(idle.size(), 2u);
+  EXPECT_THAT(set.closing(), ElementsAre("a", "a"));
+  EXPECT_EQ(slot_of("c"), 3u) << "others have notes of the slots";
+  for (std::shared_ptr<AttachedTier>& tier : idle) set.Close(std::move(tier));
+  while (set.OutOf(id).has_value() || !set.closing().empty()) std::this_thread::yield();
+  EXPECT_EQ(alive, 2) << "they were destroyed before";
+  EXPECT_EQ(slot_of("a"), 0u);
 }
 
 // What one tier was tried for does not count for the one that has its slot after it.
@@ -429,10 +437,7 @@ TEST_F(TierSetTest, ALoadThatTriedTheOneBeforeTriesTheNextOne) {
   set.Load({{KeyOf(1), BufferStock(0).Take(kValueBytes)}}, Tier::Deadline::max(),
            [&](size_t, TierResult result) { loaded = result; });
   ASSERT_EQ(hanging->held(), 1u) << "the first one has failed";
-  std::shared_ptr<AttachedTier> tier = *set.Detach("host");
-  ASSERT_TRUE(set.Take(tier));
-  tier = nullptr;
-  set.Free(0);
+  Close(&set, *set.Detach("host"));
   const auto next = std::make_shared<SlowTier>(std::chrono::microseconds(0), std::chrono::nanoseconds(0));
   ASSERT_EQ((*set.Attach({next, {}, ""}))->slot(), 0u);
   next->Store({{KeyOf(1), ValueOf(1)}}, [](size_t, TierResult) {});
@@ -486,11 +491,7 @@ TEST_F(TierSetTest, TiersComeAndGoUnderLoad) {
       if (change == 0) continue;
       const std::string goes = change % 2 == 0 ? "b" : "a";
       ASSERT_TRUE(set.SetWrites(goes, change % 3 == 0).ok());
-      std::shared_ptr<AttachedTier> tier = *set.Detach(goes);
-      const size_t slot = tier->slot();
-      while (!set.Take(tier)) std::this_thread::yield();
-      tier = nullptr;
-      set.Free(slot);
+      Close(&set, *set.Detach(goes));
       EXPECT_EQ(alive, 1);
     }
     done = true;

@@ -151,6 +151,36 @@ TEST_F(Kvpoolctl, Tiers) {
   EXPECT_EQ(tiers.tiers(0).path(), folder);
   EXPECT_EQ(tiers.tiers(0).capacity_bytes(), 64 << 20);
   EXPECT_THAT(Run({"tier"}).out, HasSubstr(folder));
+  EXPECT_THAT(Run({"tier"}).out, Not(HasSubstr("next daemon")));
+  const ToolResult attached = Run({"tier", "attach", "--tier=host:capacity=4MiB", "--write=seal"});
+  EXPECT_EQ(attached.exit_status, kDone) << attached.err;
+  EXPECT_THAT(attached.out,
+              HasSubstr("Tier host at memory is attached, with 0 values, until the daemon ends"));
+  EXPECT_THAT(attached.out, HasSubstr("tier = host:capacity=4MiB,write=seal\n"));
+  EXPECT_THAT(Run({"tier"}).out,
+              HasSubstr("The next daemon does not have host, which was attached to this one"));
+  EXPECT_THAT(Run({"tier", "attach", "--tier=host:capacity=4MiB"}).err, HasSubstr("one is attached"));
+  EXPECT_EQ(Run({"tier", "drain", "host"}).out, "Tier host is not written to any more; 0 writes under way\n");
+  EXPECT_EQ(Ask<v1::ListTiersResponse>({"tier"}).tiers(1).state(), v1::TIER_STATE_DRAINING);
+  EXPECT_EQ(Run({"tier", "drain", "host", "--cancel"}).out, "Tier host is written to again\n");
+  EXPECT_EQ(Run({"tier", "detach", "host"}).out, "Tier host is detached\n");
+  EXPECT_EQ(Run({"tier", "detach", "host"}).exit_status, kRefused);
+  EXPECT_EQ(Run({"tier", "detach", "file"}).exit_status, kDone);
+  EXPECT_THAT(Run({"tier"}).out, HasSubstr("No tiers"));
+  EXPECT_THAT(Run({"tier"}).out, HasSubstr("The next daemon has another one: file:" + folder));
+  for (const std::vector<std::string>& wrong : {std::vector<std::string>{"tier", "attach"},
+                                                {"tier", "drain"},
+                                                {"tier", "drain", "host", "--write=seal"},
+                                                {"tier", "--tier=host:"},
+                                                {"tier", "detach", "host", "--cancel"},
+                                                {"tier", "attach", "host"}})
+    EXPECT_EQ(Run(wrong).exit_status, kUsage) << wrong.back();
+}
+
+TEST_F(Kvpoolctl, ATierIsNotAttachedToADaemonWithoutASecret) {
+  const ToolResult refused = Run({"tier", "attach", "--tier=host:capacity=4MiB"});
+  EXPECT_EQ(refused.exit_status, kRefused);
+  EXPECT_THAT(refused.err, HasSubstr("started with neither --tier nor --tier-key-file"));
 }
 
 TEST_F(Kvpoolctl, BlocksInPages) {
