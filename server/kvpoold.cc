@@ -186,7 +186,10 @@ absl::Status Kvpoold::Open(const Settings& settings) {
   if (!settings.tiers.empty() || !settings.tier_key_file.empty()) {
     const uint64_t served_host_bytes = ServedHostBytes(opened);
     ASSIGN_OR_RETURN(OpenedTiers tiers,
-                     OpenTiers(settings.tiers, settings.tier_key_file, settings.state_dir));
+                     OpenTiers(settings.tiers, {.key_file = settings.tier_key_file,
+                                                .encryption_keys = settings.tier_encryption_keys,
+                                                .state_dir = settings.state_dir,
+                                                .buffer_bytes = options.tier_buffer_bytes}));
     for (const TierMember& member : tiers.members) {
       LogInfo("tier", {{"tier", member.tier->name()},
                        {"what", member.tier->describe()},
@@ -197,6 +200,7 @@ absl::Status Kvpoold::Open(const Settings& settings) {
     options.tier_secret = std::move(tiers.secret);
     options.name_tier = [site = TierSite{.key_file = settings.tier_key_file,
                                          .secret = options.tier_secret,
+                                         .seal = std::move(tiers.seal),
                                          .served_host_bytes = served_host_bytes}](const std::string& spec) {
       return NameTier(site, spec);
     };

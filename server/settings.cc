@@ -187,9 +187,14 @@ void AddDaemonFlags(CommandLine* line, Flags* flags) {
       "file with the secret, 32 bytes or more, that keys in tiers are derived from; empty: one is made in "
       "the file tier's folder, or in --state-dir. Nodes that share a tier have the same one. Without --tier "
       "it lets operators attach tiers later");
+  flags->Add(
+      "tier-encryption-keys", &line->settings.tier_encryption_keys,
+      "file of lines TENANT KEY: values in file:, resp: and s3: are encrypted with AES-256-GCM. KEY is 64 "
+      "hexadecimal digits, or none; a tenant's first line writes, the others read; TENANT * is for all that "
+      "no line names. The file may change at any time; empty: values lie as they are");
   AddSize("tier-buffer", &daemon.tier_buffer_bytes, kLeastTierBuffer,
           "memory for copies on their way to the tier, and again as much for those from it; with a GPU it is "
-          "page-locked, and taken at the start",
+          "page-locked, and taken at the start. Each tier that encrypts takes as much besides at most",
           flags);
   flags->Add("tier-flush", &line->tier_flush, {.min = absl::ZeroDuration(), .max = absl::Hours(1)},
              "on SIGTERM, after the grace, copy so long to the tier what is not there yet");
@@ -423,6 +428,10 @@ absl::Status Finish(const CommandLine& line, Settings* settings) {
   RETURN_IF_ERROR(CheckTogether(settings->tiers));
   for (const TierOptions& tier : settings->tiers)
     RETURN_IF_ERROR(CheckTierKeyFile(tier, settings->tier_key_file));
+  if (settings->tiers.empty() && settings->tier_key_file.empty() && !settings->tier_encryption_keys.empty()) {
+    return BadFlag("tier-encryption-keys", settings->tier_encryption_keys,
+                   "is for --tier, or for tiers that are attached, which need --tier-key-file");
+  }
   settings->shutdown_grace = absl::ToChronoMilliseconds(line.shutdown_grace);
   settings->tier_flush = absl::ToChronoMilliseconds(line.tier_flush);
   return ReadDaemonOptions(line, &settings->daemon);

@@ -37,7 +37,8 @@ struct Settings {
   TlsFiles operator_tls;
   std::chrono::milliseconds shutdown_grace{5000};
   std::vector<TierOptions> tiers;
-  std::string tier_key_file;  // Empty: see OpenTiers.
+  std::string tier_key_file;         // Empty: see OpenTiers.
+  std::string tier_encryption_keys;  // File; empty: what is in tiers is not encrypted.
   std::chrono::milliseconds tier_flush{20000};
   bool keeper = false;  // Started as a keeper, which starts the daemon and another when that is killed.
   // Another process keeps, and does not start this one.

@@ -17,8 +17,10 @@
 #include "proto/support/status_macros.h"
 #include "server/devices.h"
 #include "server/machine.h"
+#include "server/tiers/encryption_keys.h"
 #include "server/tiers/file_tier.h"
 #include "server/tiers/host_tier.h"
+#include "server/tiers/sealed_tier.h"
 #include "server/tiers/tier_secret.h"
 
 namespace kvpool {
@@ -249,7 +251,7 @@ absl::StatusOr<TierOptions> ParseS3(absl::string_view url, const std::vector<Par
   return options;
 }
 
-absl::StatusOr<std::shared_ptr<Tier>> OpenS3(const TierOptions& options) {
+absl::StatusOr<std::unique_ptr<Tier>> OpenS3(const TierOptions& options) {
   S3Tier::Options s3 = options.s3;
   if (s3.client.region.empty()) {
     // What AWS's tools read as well.
@@ -259,7 +261,7 @@ absl::StatusOr<std::shared_ptr<Tier>> OpenS3(const TierOptions& options) {
   return S3Tier::Open(s3);
 }
 
-absl::StatusOr<std::shared_ptr<Tier>> OpenResp(const TierOptions& options) {
+absl::StatusOr<std::unique_ptr<Tier>> OpenResp(const TierOptions& options) {
   RespTier::Options resp = options.resp;
   if (!options.password_file.empty()) {
     ASSIGN_OR_RETURN(resp.password,
@@ -276,10 +278,10 @@ absl::StatusOr<std::shared_ptr<Tier>> OpenResp(const TierOptions& options) {
   return *std::move(tier);
 }
 
-absl::StatusOr<std::shared_ptr<Tier>> OpenTier(const TierOptions& options) {
+absl::StatusOr<std::unique_ptr<Tier>> OpenTier(const TierOptions& options) {
   switch (options.kind) {
     case TierKind::kHost:
-      return std::make_shared<HostTier>(options.capacity_bytes);
+      return std::make_unique<HostTier>(options.capacity_bytes);
     case TierKind::kFile:
       return FileTier::Open({.path = options.path, .capacity_bytes = options.capacity_bytes});
     case TierKind::kResp:
@@ -324,6 +326,14 @@ absl::StatusOr<TierOptions> ParseKind(absl::string_view text) {
 }
 
 std::string KeyFileOf(const std::string& folder) { return folder + "/key"; }
+
+// What outlives the daemon is behind one that seals, where there are keys.
+absl::StatusOr<std::shared_ptr<Tier>> Sealed(std::unique_ptr<Tier> tier, const TierSeal& seal) {
+  if (seal.keys == nullptr || !tier->lasting()) return tier;
+  ASSIGN_OR_RETURN(std::unique_ptr<SealedTier> sealed,
+                   SealedTier::Make(std::move(tier), seal.keys, {.buffer_bytes = seal.buffer_bytes}));
+  return sealed;
+}
 
 }  // namespace
 
@@ -382,17 +392,26 @@ absl::Status CheckHostMemory(const std::vector<TierOptions>& tiers, const Opened
   return absl::OkStatus();
 }
 
-absl::StatusOr<OpenedTiers> OpenTiers(const std::vector<TierOptions>& tiers, const std::string& key_file,
-                                      const std::string& state_dir) {
+absl::StatusOr<OpenedTiers> OpenTiers(const std::vector<TierOptions>& tiers, const TierSettings& settings) {
   OpenedTiers opened;
-  std::string own_file = state_dir + "/tier-key";
+  std::string own_file = settings.state_dir + "/tier-key";
+  std::vector<std::unique_ptr<Tier>> plain;
   for (const TierOptions& options : tiers) {
-    ASSIGN_OR_RETURN(std::shared_ptr<Tier> tier, OpenTier(options));
-    opened.members.push_back({.tier = std::move(tier), .rule = options.rule, .spec = options.text});
+    ASSIGN_OR_RETURN(plain.emplace_back(), OpenTier(options));
     if (options.kind == TierKind::kFile) own_file = KeyFileOf(options.path);
   }
-  ASSIGN_OR_RETURN(opened.secret, key_file.empty() ? ReadOrMakeTierSecret("tier", own_file)
-                                                   : ReadTierSecret("tier-key-file", key_file));
+  ASSIGN_OR_RETURN(opened.secret, settings.key_file.empty()
+                                      ? ReadOrMakeTierSecret("tier", own_file)
+                                      : ReadTierSecret("tier-key-file", settings.key_file));
+  if (!settings.encryption_keys.empty()) {
+    ASSIGN_OR_RETURN(opened.seal.keys, EncryptionKeyFile::Open("tier-encryption-keys",
+                                                               settings.encryption_keys, opened.secret));
+    opened.seal.buffer_bytes = settings.buffer_bytes;
+  }
+  for (size_t i = 0; i < tiers.size(); ++i) {
+    ASSIGN_OR_RETURN(std::shared_ptr<Tier> tier, Sealed(std::move(plain[i]), opened.seal));
+    opened.members.push_back({.tier = std::move(tier), .rule = tiers[i].rule, .spec = tiers[i].text});
+  }
   return opened;
 }
 
@@ -406,8 +425,9 @@ absl::StatusOr<NamedTier> NameTier(const TierSite& site, const std::string& text
                      const std::string key = KeyFileOf(options.path);
                      // To open a folder changes it.
                      if (has_key) RETURN_IF_ERROR(CheckTierSecret("tier", key, site.secret));
-                     ASSIGN_OR_RETURN(std::shared_ptr<Tier> tier, OpenTier(options));
+                     ASSIGN_OR_RETURN(std::unique_ptr<Tier> plain, OpenTier(options));
                      if (has_key) RETURN_IF_ERROR(KeepTierSecret("tier", key, site.secret));
+                     ASSIGN_OR_RETURN(std::shared_ptr<Tier> tier, Sealed(std::move(plain), site.seal));
                      return TierMember{.tier = std::move(tier), .rule = options.rule, .spec = options.text};
                    }};
 }

@@ -13,6 +13,7 @@
 #define KVPOOL_SERVER_TIER_OPTIONS_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "server/daemon/options.h"
 #include "server/devices.h"
+#include "server/tiers/encryption_keys.h"
 #include "server/tiers/resp_tier.h"
 #include "server/tiers/s3_tier.h"
 #include "server/tiers/tier_set.h"
@@ -53,19 +55,33 @@ absl::Status CheckHostMemory(const std::vector<TierOptions>& tiers, const Opened
 uint64_t ServedHostBytes(const OpenedDevices& opened);
 absl::Status CheckHostMemory(const TierOptions& tier, uint64_t served_bytes);
 
+// What all tiers of a daemon have in common.
+struct TierSettings {
+  std::string key_file;  // Empty: the secret is in the folder of a file tier, or in `state_dir`.
+  // File of the keys that what outlives the daemon is sealed with; empty: it is not.
+  std::string encryption_keys;
+  std::string state_dir;
+  uint64_t buffer_bytes = 0;  // A tier that seals has so much of its own each way, as the daemon has for all.
+};
+// What tiers are sealed with.
+struct TierSeal {
+  std::shared_ptr<EncryptionKeyFile> keys;  // Null: they are not.
+  uint64_t buffer_bytes = 0;                // See TierSettings.
+};
 // Tiers that are open, and the secret that their keys are derived from.
 struct OpenedTiers {
   std::vector<TierMember> members;
   std::string secret;
+  TierSeal seal;
 };
-// Without `key_file` the secret is in the folder of a file tier, or in `state_dir`. Errors begin with the flag's name.
-absl::StatusOr<OpenedTiers> OpenTiers(const std::vector<TierOptions>& tiers, const std::string& key_file,
-                                      const std::string& state_dir);
+// Errors begin with the flag's name.
+absl::StatusOr<OpenedTiers> OpenTiers(const std::vector<TierOptions>& tiers, const TierSettings& settings);
 
 // What a daemon is that attaches a tier.
 struct TierSite {
   std::string key_file;  // See OpenTiers.
   std::string secret;
+  TierSeal seal;
   uint64_t served_host_bytes = 0;
 };
 // A tier that an operator attaches. INVALID_ARGUMENT: as for one that --tier names. Without a key file, a folder gets the

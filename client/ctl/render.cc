@@ -243,10 +243,11 @@ std::string RenderTiers(const v1::ListTiersResponse& tiers) {
     absl::StrAppend(
         &counts,
         absl::StrFormat("%-7s %s stored, %s loaded, %s evicted, %s missed, %s corrupt, %s late, "
-                        "%s full, %s failed\n",
+                        "%s full, %s failed, %s without a key\n",
                         Printable(tier.tier()) + ":", HumanCount(tier.stored()), HumanCount(tier.loaded()),
                         HumanCount(tier.evicted()), HumanCount(tier.missed()), HumanCount(tier.corrupt()),
-                        HumanCount(tier.late()), HumanCount(tier.full()), HumanCount(tier.failed())));
+                        HumanCount(tier.late()), HumanCount(tier.full()), HumanCount(tier.failed()),
+                        HumanCount(tier.no_key())));
     const bool stays = tier.state() == v1::TIER_STATE_ATTACHED || tier.state() == v1::TIER_STATE_DRAINING;
     if (!tier.next_has_it() && stays && tiers.next_unknown().empty()) {
       absl::StrAppend(&next, "The next daemon does not have ", Printable(tier.tier()),

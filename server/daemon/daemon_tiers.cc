@@ -112,6 +112,7 @@ absl::Status Daemon::ListTiers(const v1::ListTiersRequest&, v1::ListTiersRespons
     tier->set_late(counters.late);
     tier->set_full(counters.full);
     tier->set_failed(counters.failed);
+    tier->set_no_key(counters.no_key);
   }
   for (const std::string& spec : next) response->add_only_next(spec);
   // Those of all tiers together.

@@ -64,9 +64,6 @@ absl::StatusOr<std::vector<size_t>> PickDevices(const std::vector<std::unique_pt
   return picked;
 }
 
-// Moves when values or keys come to mean something else.
-constexpr char kTierVersion[] = "kvpool tier 1";
-
 // One text for one layout, whichever daemon writes it.
 std::string CanonicalText(v1::Layout layout) {
   layout.DiscardUnknownFields();
@@ -129,10 +126,7 @@ void DeriveKeys(const DaemonOptions& options, SpaceFacts* facts, uint32_t ranks)
 }
 
 TierOwner OwnerBelow(const DaemonOptions& options, const std::string& tenant_scope) {
-  const TierSpace digest = DeriveTierKey(options.tier_secret, "tier owner", {kTierVersion, tenant_scope});
-  TierOwner owner;
-  std::copy_n(digest.begin(), owner.size(), owner.begin());
-  return owner;
+  return DeriveTierOwner(options.tier_secret, tenant_scope);
 }
 
 absl::StatusOr<SpaceFacts> DescribeSpace(const DaemonOptions& options,

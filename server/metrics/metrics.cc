@@ -466,7 +466,8 @@ constexpr CounterSeries<TierCounters> kTierResults[] = {
     {&TierCounters::stored, "stored"},   {&TierCounters::loaded, "loaded"},
     {&TierCounters::evicted, "evicted"}, {&TierCounters::missed, "missed"},
     {&TierCounters::corrupt, "corrupt"}, {&TierCounters::late, "late"},
-    {&TierCounters::full, "full"},       {&TierCounters::failed, "failed"}};
+    {&TierCounters::full, "full"},       {&TierCounters::failed, "failed"},
+    {&TierCounters::no_key, "no_key"}};
 constexpr CounterSeries<TierCounters> kTierBytes[] = {{&TierCounters::stored_bytes, "write"},
                                                       {&TierCounters::loaded_bytes, "read"}};
 static_assert(sizeof(TierCounters) == (std::size(kTierResults) + std::size(kTierBytes)) * sizeof(uint64_t),

@@ -26,11 +26,6 @@ bool Plain(absl::string_view value) {
 
 absl::Status Wrong(absl::string_view what) { return absl::InvalidArgumentError(what); }
 
-bool SameFile(const struct stat& a, const struct stat& b) {
-  return a.st_dev == b.st_dev && a.st_ino == b.st_ino && a.st_size == b.st_size &&
-         a.st_mtim.tv_sec == b.st_mtim.tv_sec && a.st_mtim.tv_nsec == b.st_mtim.tv_nsec;
-}
-
 // What a variable of the environment says; empty: it is not set.
 absl::StatusOr<std::string> Variable(const char* name) {
   const char* const text = std::getenv(name);
@@ -107,9 +102,7 @@ absl::StatusOr<std::unique_ptr<AwsCredentialSource>> AwsCredentialSource::Open(c
 }
 
 absl::Status AwsCredentialSource::Read() {
-  // Of the file as it was before it is read: one that changes meanwhile is read once more.
-  struct stat facts {};
-  if (stat(options_.file.c_str(), &facts) == 0) facts_ = facts;
+  mark_.Set(options_.file);
   ASSIGN_OR_RETURN(const std::string text,
                    ReadSecretFile("tier: credentials-file", options_.file, 1, kMostCredentialsFileBytes));
   absl::StatusOr<AwsCredentials> credentials = ParseAwsCredentials(text, options_.profile);
@@ -125,8 +118,7 @@ absl::Status AwsCredentialSource::Read() {
 const AwsCredentials& AwsCredentialSource::Current(Clock::time_point now) {
   if (options_.file.empty() || now < look_at_) return credentials_;
   look_at_ = now + kLookPause;
-  struct stat facts {};
-  if (stat(options_.file.c_str(), &facts) == 0 && SameFile(facts, facts_)) return credentials_;
+  if (mark_.Holds(options_.file)) return credentials_;
   if (const absl::Status status = Read(); status.ok()) {
     LogInfo("tier's credentials were read again", {{"file", options_.file}});
   } else {

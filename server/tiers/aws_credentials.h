@@ -10,8 +10,6 @@
 #ifndef KVPOOL_SERVER_TIERS_AWS_CREDENTIALS_H_
 #define KVPOOL_SERVER_TIERS_AWS_CREDENTIALS_H_
 
-#include <sys/stat.h>
-
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -20,6 +18,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/tiers/aws_signature.h"
+#include "server/tiers/file_mark.h"
 
 namespace kvpool {
 
@@ -58,7 +57,7 @@ class AwsCredentialSource {
   const Options options_;
   AwsCredentials credentials_;
   uint64_t generation_ = 0;
-  struct stat facts_ {};  // Those of the file when it was read.
+  FileMark mark_;
   Clock::time_point look_at_ = Clock::time_point::min();
 };
 

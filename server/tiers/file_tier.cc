@@ -359,8 +359,11 @@ TierResult FileTier::RunStore(const Task& task) {
   Place value;
   {
     MutexLock lock(&mu_);
-    const auto [place, is_new] = found_.try_emplace(record.key);
-    if (!is_new) return TierResult::kDone;
+    if (const auto there = found_.find(record.key); there != found_.end()) {
+      if (!task.store.replaces || !there->second->written) return TierResult::kDone;
+      Drop(there->second);
+    }
+    found_.try_emplace(record.key);
     absl::Status error;
     uint32_t slot = 0;
     File* const file = TakeSlot(WholePages(buffer.bytes()), &slot, &error);

@@ -86,7 +86,10 @@ TierResult HostTier::StoreOne(const TierStore& store) {
   uint64_t erasures;
   {
     MutexLock lock(&mu_);
-    if (const auto found = found_.find(store.key); found != found_.end()) {
+    const auto found = found_.find(store.key);
+    if (found != found_.end() && store.replaces) {
+      gone.push_back(Remove(found->second));
+    } else if (found != found_.end()) {
       values_.splice(values_.end(), values_, found->second);
       return TierResult::kDone;
     }

@@ -127,8 +127,11 @@ void RespTier::Store(std::vector<TierStore> stores, Done done) {
   const auto shared = std::make_shared<const Done>(std::move(done));
   std::vector<TaskRef> tasks;
   for (size_t i = 0; i < stores.size(); ++i) {
-    tasks.push_back(std::make_shared<Task>(
-        Task{.key = stores[i].key, .value = std::move(stores[i].value), .index = i, .done = shared}));
+    tasks.push_back(std::make_shared<Task>(Task{.key = stores[i].key,
+                                                .value = std::move(stores[i].value),
+                                                .replaces = stores[i].replaces,
+                                                .index = i,
+                                                .done = shared}));
   }
   Enqueue(std::move(tasks));
 }
@@ -273,15 +276,15 @@ void RespTier::Begin(const TaskRef& task) {
     for (uint32_t piece = 0; piece < task->pieces; ++piece) LoadPiece(task, piece);
     return;
   }
-  if (there == TierPresence::kYes) {
+  if (there == TierPresence::kYes && !task->replaces) {
     task->believed = true;
     return Answer(task, TierResult::kDone);
   }
   // The store said so a moment ago.
-  if (there == TierPresence::kNo) return Write(task);
-  // Another node may have written it: to ask costs less than to write.
+  if (there == TierPresence::kNo && !task->replaces) return Write(task);
+  // Another node may have written it: to ask costs less than to write. One without its piece 0 is none.
   RespRequest request = Request(task, RespRequest::Rank::kStore, 0, &RespTier::OnAsked);
-  AppendRespCommand({"EXISTS", absl::StrCat(task->stem, 0)}, &request.head);
+  AppendRespCommand({task->replaces ? "UNLINK" : "EXISTS", absl::StrCat(task->stem, 0)}, &request.head);
   router_.Send(std::move(request));
 }
 
@@ -412,7 +415,7 @@ void RespTier::OnAsked(const TaskRef& task, uint32_t, const RespReply* reply) {
   if (reply == nullptr) return Answer(task, TierResult::kFailed);
   if (reply->kind == RespReply::Kind::kError) return Answer(task, ResultOf(*reply));
   if (reply->kind != RespReply::Kind::kInteger) return Answer(task, TierResult::kFailed);
-  if (reply->number > 0) return Answer(task, TierResult::kDone);
+  if (reply->number > 0 && !task->replaces) return Answer(task, TierResult::kDone);
   Write(task);
 }
 

@@ -77,6 +77,7 @@ class RespTier final : public Tier {
     TierKey key;
     std::shared_ptr<TierBuffer> into;         // One of the two is there,
     std::shared_ptr<const TierBuffer> value;  // and goes when it is answered.
+    bool replaces = false;                    // See TierStore.
     Deadline deadline = Deadline::max();
     std::chrono::steady_clock::time_point since;
     size_t index = 0;

@@ -109,8 +109,11 @@ void S3Tier::Store(std::vector<TierStore> stores, Done done) {
   const auto shared = std::make_shared<const Done>(std::move(done));
   std::vector<TaskRef> tasks;
   for (size_t i = 0; i < stores.size(); ++i) {
-    tasks.push_back(std::make_shared<Task>(
-        Task{.key = stores[i].key, .value = std::move(stores[i].value), .index = i, .done = shared}));
+    tasks.push_back(std::make_shared<Task>(Task{.key = stores[i].key,
+                                                .value = std::move(stores[i].value),
+                                                .replaces = stores[i].replaces,
+                                                .index = i,
+                                                .done = shared}));
   }
   Enqueue(std::move(tasks));
 }
@@ -341,6 +344,7 @@ void S3Tier::BeginLoad(const TaskRef& task) {
 }
 
 void S3Tier::BeginStore(const TaskRef& task) {
+  if (task->replaces) return Upload(task);
   {
     MutexLock lock(&known_mu_);
     task->believed = known_.Find(task->key, Clock::now()) == TierPresence::kYes;

@@ -38,9 +38,9 @@ class S3Tier final : public Tier {
     S3Client::Options client;
     AwsCredentialSource::Options credentials;
     std::string prefix = "kvpool";
-    uint64_t part_bytes =
-        64
-        << 20;  // Larger values go in parts of this; S3 takes none that is smaller than 5 MiB, but the last.
+    // Larger values go in parts of this; one of 64 MiB does not, encrypted or not. S3 takes no part that is smaller than 5 MiB, but
+    // the last.
+    uint64_t part_bytes = (64 << 20) + 4096;
     std::chrono::milliseconds probe{5000};  // Open waits for the store's word so long at most.
     KnownKeys::Options known{.there = std::chrono::seconds(60), .not_there = std::chrono::seconds(2)};
   };
@@ -80,6 +80,7 @@ class S3Tier final : public Tier {
     TierKey key;
     std::shared_ptr<TierBuffer> into;         // One of the two is there,
     std::shared_ptr<const TierBuffer> value;  // and goes when it is answered.
+    bool replaces = false;                    // See TierStore.
     Deadline deadline = Deadline::max();
     std::chrono::steady_clock::time_point since;
     size_t index = 0;

@@ -1,8 +1,8 @@
 // Memory below the pool: slower, larger, and it may outlive the daemon. tests/tiers/contract_test.cc holds every tier to this.
 //
 //   A value is whole or it is a miss: what Load fills a buffer with are the bytes that Store was given under this key, or
-//   the result is not kDone. A value may be gone at any time. Storing a key that is there changes nothing: one key, one
-//   content (tier_key.h).
+//   the result is not kDone. A value may be gone at any time. Storing a key that is there changes nothing, unless that is asked
+//   for: one key, one content (tier_key.h).
 //
 // All is asynchronous, each value of a batch by itself and in any order. Every value is answered exactly once, on a
 // thread of the tier or of the caller. A tier keeps the buffers that it was given until it has answered: whoever does not wait
@@ -59,12 +59,15 @@ struct TierLoad {
 struct TierStore {
   TierKey key;
   std::shared_ptr<const TierBuffer> value;
+  // What is there under this key is of no use to anybody and gives way, unless it is being written at this moment.
+  bool replaces = false;
 };
 
 // What was counted since it was opened, and what it has. Nothing but uint64_t: see server/base/counters.h.
 struct TierCounters {
   uint64_t stored = 0, stored_bytes = 0, loaded = 0, loaded_bytes = 0;
   uint64_t evicted = 0, missed = 0, corrupt = 0, late = 0, full = 0, failed = 0;
+  uint64_t no_key = 0;  // Those of which nobody has the key: misses, and values that were not taken.
 
   // The answer to a load or a store of a value.
   void Count(bool load, uint64_t value_bytes, TierResult result);

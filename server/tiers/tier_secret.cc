@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <memory>
 
@@ -129,6 +130,13 @@ std::array<uint8_t, 32> DeriveTierKey(std::string_view secret, std::string_view 
       EVP_PKEY_derive(context.get(), derived.data(), &bytes) > 0;
   KVPOOL_CHECK(derives && bytes == derived.size(), "OpenSSL has no HKDF of %zu bytes of info", info.size());
   return derived;
+}
+
+TierOwner DeriveTierOwner(std::string_view secret, const std::string& tenant_scope) {
+  const TierSpace digest = DeriveTierKey(secret, "tier owner", {kTierVersion, tenant_scope});
+  TierOwner owner;
+  std::copy_n(digest.begin(), owner.size(), owner.begin());
+  return owner;
 }
 
 }  // namespace kvpool

@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "server/tiers/tier_key.h"
 
 namespace kvpool {
 
@@ -32,6 +33,11 @@ absl::Status KeepTierSecret(const std::string& flag, const std::string& path, co
 // HKDF-SHA-256 (RFC 5869) with no salt, and with the label and SHA-256 of the fields, each behind its length, as its info.
 std::array<uint8_t, 32> DeriveTierKey(std::string_view secret, std::string_view label,
                                       absl::Span<const std::string> fields);
+
+// Moves when values or keys come to mean something else.
+inline constexpr char kTierVersion[] = "kvpool tier 1";
+// The digest of a tenant, which is named with what makes it another one than those of the same name ("default@1000").
+TierOwner DeriveTierOwner(std::string_view secret, const std::string& tenant_scope);
 
 }  // namespace kvpool
 

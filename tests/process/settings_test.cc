@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -13,9 +14,11 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "server/devices.h"
 #include "server/machine.h"
+#include "server/tier_options.h"
 #include "tests/support/daemon_process.h"
 
 namespace kvpool {
@@ -204,6 +207,48 @@ TEST(SettingsTest, ThereMayBeATierOfEachKind) {
   EXPECT_THAT(Error(ParseSettings({"--tier=host:"})), HasSubstr("is neither capacity= nor write="));
   EXPECT_THAT(Error(ParseSettings({"--tier=host:capacity=1"})),
               HasSubstr("capacity is 1 bytes; must be at least"));
+}
+
+TEST(SettingsTest, KeysThatEncryptAreForTiers) {
+  const std::string keys = "--tier-encryption-keys=/e";
+  const auto settings = ParseSettings({"--tier=file:/kv,capacity=4GiB", keys});
+  ASSERT_TRUE(settings.ok()) << settings.status();
+  EXPECT_EQ(settings->tier_encryption_keys, "/e");
+  // One that lasts may be attached.
+  EXPECT_TRUE(ParseSettings({"--tier=host:capacity=1GiB", keys}).ok());
+  EXPECT_TRUE(ParseSettings({"--tier-key-file=/k", keys}).ok());
+  EXPECT_EQ(
+      Error(ParseSettings({keys})),
+      "--tier-encryption-keys=/e: is for --tier, or for tiers that are attached, which need --tier-key-file");
+}
+
+// Those of the flags, and those that an operator attaches.
+TEST(SettingsTest, TiersThatLastAreEncryptedHoweverTheyCome) {
+  const TemporaryDirectory folder;
+  const std::string keys = folder.path() + "/keys";
+  std::ofstream(keys) << "* " << std::string(64, '7') << "\n";
+  ASSERT_EQ(chmod(keys.c_str(), 0600), 0);
+  const auto tiers = [&](const std::string& name) {
+    return std::vector<TierOptions>{
+        *ParseTierOptions("host:capacity=1MiB"),
+        *ParseTierOptions(absl::StrCat("file:", folder.path(), "/", name, ",capacity=1MiB"))};
+  };
+  const auto encrypts = [](const TierMember& member) {
+    return absl::StrContains(member.tier->describe(), "AES-256-GCM");
+  };
+  const auto plain = OpenTiers(tiers("plain"), {.state_dir = folder.path()});
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_FALSE(encrypts(plain->members[1]));
+  auto sealed = OpenTiers(tiers("sealed"),
+                          {.encryption_keys = keys, .state_dir = folder.path(), .buffer_bytes = 1 << 20});
+  ASSERT_TRUE(sealed.ok()) << sealed.status();
+  EXPECT_FALSE(encrypts(sealed->members[0]));
+  EXPECT_TRUE(encrypts(sealed->members[1]));
+  EXPECT_EQ(sealed->members[1].tier->most_value_bytes(), (1 << 20) - 64);
+  const TierSite site{.key_file = "", .secret = sealed->secret, .seal = sealed->seal};
+  const auto attached = NameTier(site, absl::StrCat("file:", folder.path(), "/attached,capacity=1MiB"));
+  ASSERT_TRUE(attached.ok()) << attached.status();
+  EXPECT_TRUE(encrypts(*attached->open()));
 }
 
 TEST(SettingsTest, ATierIsAServerThatNodesShare) {

@@ -10,6 +10,7 @@
 #include "server/tiers/file_tier.h"
 #include "server/tiers/host_tier.h"
 #include "tests/tiers/faulty_tier.h"
+#include "tests/tiers/key_fixture.h"
 #include "tests/tiers/redis_server.h"
 #include "tests/tiers/s3_server.h"
 #include "tests/tiers/tier_fixture.h"
@@ -49,6 +50,12 @@ std::unique_ptr<Tier> OpenInBucket(const std::string&) {
   if (S3Server::Program().empty()) return nullptr;
   static S3Server server;
   return OpenS3(S3Options(server));
+}
+
+// Seals with one key of all tenants.
+std::unique_ptr<Tier> SealedOver(std::unique_ptr<Tier> tier) {
+  static const KeyFileFixture keys("* " + KeyDigits('a') + "\n");
+  return tier == nullptr ? nullptr : SealTier(std::move(tier), keys);
 }
 
 class TierContract : public testing::TestWithParam<Kind> {
@@ -111,6 +118,24 @@ TEST_P(TierContract, OneKeyOneContent) {
   EXPECT_THAT(Store(tier_.get(), {1, 1}), Each(TierResult::kDone));
   EXPECT_EQ(tier_->usage().values, 1);
   EXPECT_EQ(Load(tier_.get(), {1, 1, 1}).right, 3);
+}
+
+TEST_P(TierContract, WhatIsOfNoUseGivesWayWhereThatIsAskedFor) {
+  const auto store = [&](uint32_t content, bool replaces) {
+    TierResult answer = TierResult::kMiss;
+    tier_->Store({{.key = KeyOf(1), .value = ValueOf(content), .replaces = replaces}},
+                 [&](size_t, TierResult result) { answer = result; });
+    tier_->Drain();
+    return answer;
+  };
+  EXPECT_EQ(store(2, /*replaces=*/true), TierResult::kDone) << "there may be nothing yet";
+  EXPECT_EQ(Load(tier_.get(), {1}).wrong, 1);
+  EXPECT_EQ(store(1, /*replaces=*/false), TierResult::kDone);
+  EXPECT_EQ(Load(tier_.get(), {1}).wrong, 1) << "one key, one content";
+  EXPECT_EQ(store(1, /*replaces=*/true), TierResult::kDone);
+  EXPECT_EQ(Load(tier_.get(), {1}).right, 1);
+  EXPECT_EQ(tier_->usage().values, 1);
+  EXPECT_EQ(tier_->CountOf(OwnerOf(1)).value_or(99), 1);
 }
 
 TEST_P(TierContract, ALoadPastItsDeadlineIsLate) {
@@ -217,10 +242,20 @@ const Kind kFaulty{"Faulty", "",
                    [](const std::string& folder) { return std::make_unique<FaultyTier>(OpenFile(folder)); }};
 const Kind kResp{"Resp", "no redis-server", OpenOnServer};
 const Kind kS3{"S3", "no weed", OpenInBucket};
+const Kind kSealedFile{"SealedFile", "",
+                       [](const std::string& folder) { return SealedOver(OpenFile(folder)); }};
+const Kind kSealedResp{"SealedResp", "no redis-server",
+                       [](const std::string& folder) { return SealedOver(OpenOnServer(folder)); }};
+const Kind kSealedS3{"SealedS3", "no weed",
+                     [](const std::string& folder) { return SealedOver(OpenInBucket(folder)); }};
 std::string NameOf(const testing::TestParamInfo<Kind>& info) { return info.param.name; }
 
-INSTANTIATE_TEST_SUITE_P(Tiers, TierContract, testing::Values(kHost, kFile, kFaulty, kResp, kS3), NameOf);
-INSTANTIATE_TEST_SUITE_P(Tiers, BoundedTierContract, testing::Values(kHost, kFile, kFaulty), NameOf);
+INSTANTIATE_TEST_SUITE_P(Tiers, TierContract,
+                         testing::Values(kHost, kFile, kFaulty, kResp, kS3, kSealedFile, kSealedResp,
+                                         kSealedS3),
+                         NameOf);
+INSTANTIATE_TEST_SUITE_P(Tiers, BoundedTierContract, testing::Values(kHost, kFile, kFaulty, kSealedFile),
+                         NameOf);
 
 }  // namespace
 }  // namespace kvpool

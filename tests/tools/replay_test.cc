@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <random>
 #include <stdexcept>
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/layouts.h"
@@ -108,7 +110,11 @@ TEST(Replay, ATierKeepsWhatThePoolCannotThroughKills) {
         "--kill-every=100",
         "--wait-ms=60000",
         "--daemon-flag=--tier=file:" + folder.path() + "/tier,capacity=256MiB"};
-    if (keeper) arguments.push_back("--keeper");
+    // The other time what lies there is encrypted.
+    const std::string keys = folder.path() + "/keys";
+    std::ofstream(keys) << "* " << std::string(64, '7') << "\n";
+    std::filesystem::permissions(keys, std::filesystem::perms::owner_read);
+    arguments.push_back(keeper ? "--keeper" : "--daemon-flag=--tier-encryption-keys=" + keys);
     const auto result = ReplayJson(arguments);
     // Requests go on while a daemon is killed and the next one comes.
     EXPECT_GE(Number(result, "daemon_kills"), keeper ? 4 : 1);
@@ -125,6 +131,13 @@ TEST(Replay, ATierKeepsWhatThePoolCannotThroughKills) {
     if (!keeper) {
       EXPECT_GT(Number(below, "promoted_blocks"), 0);
     }
+    size_t sealed = 0;
+    for (const auto& file : std::filesystem::directory_iterator(folder.path() + "/tier")) {
+      std::ifstream text(file.path(), std::ios::binary);
+      const std::string bytes{std::istreambuf_iterator<char>(text), {}};
+      sealed += absl::StrContains(bytes, "KVPSEAL1");
+    }
+    EXPECT_EQ(sealed > 0, !keeper);
   }
 }
 
