@@ -99,7 +99,7 @@ def load(daemon):
         if int(daemon.ctl("pin", f"--key={key}", "--ttl=1h")["pinned"]) == 0:
             return None
         return {"SESSION": sessions[0]["session"], "SPACE": space, "BLOCK": str(cached[0]["block"]), "KEY": key,
-                "PID": sessions[0]["members"][0]["pid"], "EVENTS": str(daemon.folder / "events"),
+                "PID": sessions[0]["members"][0]["pid"], "EVENTS": str(daemon.folder / "events"), "FOLDER": str(daemon.folder / "other"),
                 "BLOCK_BYTES": next(one["block_stride_bytes"] for one in daemon.ctl("spaces")["spaces"] if one["space"] == space)}
 
     return replay, until("two engines and a block that can be pinned", facts)
@@ -133,7 +133,8 @@ def main(root, bins):
         for program in ("kvpoolctl", "kvpool-sim"):
             (path / program).symlink_to(bins / program)
         try:
-            daemon = Daemon(programs, bins, folder, "--capacity=64MiB", "--slab-bytes=8MiB", f"--event-log={folder}/events")
+            daemon = Daemon(programs, bins, folder, "--capacity=64MiB", "--slab-bytes=8MiB", f"--event-log={folder}/events",
+                            f"--tier=file:{folder}/tier,capacity=64MiB")
             for book in books:
                 lines = commands(book.read_text(encoding="utf-8"))
                 count += len(lines)

@@ -105,6 +105,7 @@ TEST(Replay, ATierKeepsWhatThePoolCannotThroughKills) {
         "--workload=conversation",
         "--seed=5",
         "--requests=600",
+        "--time-scale=.01",  // What is computed is written before it leaves.
         "--engines=2",
         absl::StrCat("--kill-daemon-every=", keeper ? 60 : 350),
         "--kill-every=100",
