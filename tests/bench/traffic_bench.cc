@@ -1,5 +1,6 @@
 // Verbs of an engine whose blocks are resident, beside one whose blocks go down to files and come up again at a fixed rate. Both
-// are engines of one daemon, in spaces of their own. Slices with the traffic and without take turns.
+// are engines of one daemon, in spaces of their own. Slices with the traffic and without take turns: without, the other engine says as
+// much, of blocks that are below already and need not come up.
 #include <sched.h>
 #include <unistd.h>
 
@@ -33,6 +34,8 @@ constexpr uint32_t kTickBlocks = 5;  // So many go down, and so many come up.
 constexpr uint32_t kPoolBlocks = 127;
 // What came up was sealed so many ticks ago, and has left the pool since.
 constexpr uint64_t kTicksBack = 2 * kPoolBlocks / kTickBlocks;
+// 150 ticks: both kinds of slices look back at most 100.
+constexpr auto kWarmUp = std::chrono::seconds(8);
 
 class Traffic {
  public:
@@ -51,11 +54,8 @@ class Traffic {
     stop_ = true;
     thread_.join();
   }
-  // What is under way is over when this returns, if it is to stop.
-  void Set(bool on) {
-    on_ = on;
-    while (flows_ != on) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
+  // False: from now on nothing goes down and comes up but what is under way.
+  void Set(bool on) { on_ = on; }
   uint64_t blocks_up() const { return blocks_up_; }
   uint64_t blocks_asked() const { return blocks_asked_; }
 
@@ -69,14 +69,17 @@ class Traffic {
     const auto period = std::chrono::duration_cast<steady_clock::duration>(
         std::chrono::duration<double>(2.0 * kTickBlocks * kLargeBlockBytes / kBytesPerSecond));
     for (auto next = steady_clock::now(); !stop_; std::this_thread::sleep_until(next)) {
-      flows_ = on_.load();
-      if (!flows_) {
-        next = steady_clock::now() + std::chrono::milliseconds(1);
-        continue;
-      }
       next += period;
-      Down(session.get());
-      Up(session.get());
+      if (on_) {
+        Seal(session.get(), Keys(tick_++));
+        if (tick_ <= kTicksBack) continue;
+        blocks_asked_ += kTickBlocks;
+        blocks_up_ += Match(session.get(), Keys(tick_ - kTicksBack));
+      } else {
+        const std::string keys = Keys(tick_ - 2 * kTicksBack + again_++ % kTicksBack);
+        Seal(session.get(), keys);
+        Match(session.get(), keys);
+      }
     }
   }
   static std::string Keys(uint64_t tick) {
@@ -84,25 +87,24 @@ class Traffic {
     for (uint32_t i = 0; i < kTickBlocks; ++i) keys += KeyOf(tick * kTickBlocks + i);
     return keys;
   }
-  void Down(Session* session) {
+  static void Seal(Session* session, const std::string& keys) {
     auto blocks = session->LeaseWithin(kTickBlocks, Patience());
     Check(blocks.status());
-    auto seal = session->Seal({.blocks = blocks->refs(), .keys = Keys(tick_++)});
+    auto seal = session->Seal({.blocks = blocks->refs(), .keys = keys});
     Check(seal.status());
     Check(seal->Wait(Patience()).status());
   }
-  void Up(Session* session) {
-    if (tick_ <= kTicksBack) return;
-    auto match = session->Match(Keys(tick_ - kTicksBack), {.wait_ms = 1000});
+  // How many are found.
+  static size_t Match(Session* session, const std::string& keys) {
+    auto match = session->Match(keys, {.wait_ms = 1000});
     Check(match.status());
     const auto hit = match->Wait(Patience());
     Check(hit.status());
-    blocks_asked_ += kTickBlocks;
-    blocks_up_ += hit->groups[0].size();
+    return hit->groups[0].size();
   }
 
-  uint64_t tick_ = 0;
-  std::atomic<bool> on_{false}, flows_{false}, stop_{false};
+  uint64_t tick_ = 0, again_ = 0;
+  std::atomic<bool> on_{true}, stop_{false};
   std::atomic<uint64_t> blocks_up_{0}, blocks_asked_{0};
   std::thread thread_;  // It uses the others.
 };
@@ -218,8 +220,7 @@ Measured Measure(const Placement& placement, const std::string& folder) {
   Traffic traffic(daemon->socket(), placement.tiers);
   Measured measured;
   // Files that are made, and blocks that are not below yet, are no part of it.
-  traffic.Set(true);
-  std::this_thread::sleep_for(std::chrono::seconds(8));
+  std::this_thread::sleep_for(kWarmUp);
   const uint64_t up = traffic.blocks_up(), asked = traffic.blocks_asked();
   double flowed_bytes = 0, flowed_seconds = 0;
   for (int pair = 0; pair < kPairs; ++pair) {
