@@ -33,6 +33,7 @@ SealedTier::SealedTier(std::unique_ptr<Tier> behind, std::shared_ptr<EncryptionK
                        std::shared_ptr<BufferMemory> up, std::shared_ptr<BufferMemory> down,
                        const Options& options)
     : most_sealed_bytes_(options.buffer_bytes + kSealBytes),
+      shut_for_(options.shut_for),
       keys_(std::move(keys)),
       up_(WholePages(most_sealed_bytes_), std::move(up)),
       down_(WholePages(most_sealed_bytes_), std::move(down)),
@@ -296,14 +297,16 @@ void SealedTier::Answer(const TaskRef& task, TierResult result, Counted counted)
 // ------------------------------------------------------------------------------------- what is not to be had
 
 bool SealedTier::IsShut(const TierKey& key, const std::shared_ptr<const EncryptionKeys>& keys) {
-  return shut_by_.lock() == keys && shut_.contains(key);
+  const auto shut = shut_.find(key);
+  return shut != shut_.end() && shut_by_.lock() == keys && std::chrono::steady_clock::now() < shut->second;
 }
 
 void SealedTier::Shut(const TierKey& key, const std::shared_ptr<const EncryptionKeys>& keys) {
   MutexLock lock(&shut_mu_);
-  if (shut_by_.lock() != keys || shut_.size() == kMostShut) shut_.clear();
+  if (shut_by_.lock() != keys) shut_.clear();
+  if (shut_.size() == kMostShut) shut_.erase(shut_.begin());
   shut_by_ = keys;
-  shut_.insert(key);
+  shut_[key] = std::chrono::steady_clock::now() + shut_for_;
 }
 
 void SealedTier::TellOfDamage() {

@@ -9,8 +9,8 @@
 //   one that was sealed with another key     kMiss            stays, as the key may come back, and is shut
 //   one that its tag does not cover          kCorrupt         is shut
 //
-// What is shut is not there for anybody who asks, until the keys change, or a store of the same key takes its place: one of this
-// daemon, since only that can know of it.
+// What is shut is not there for anybody who asks, until the keys change, a store of the same key takes its place, or a minute has
+// passed: another node may have put a good one there.
 #ifndef KVPOOL_SERVER_TIERS_SEALED_TIER_H_
 #define KVPOOL_SERVER_TIERS_SEALED_TIER_H_
 
@@ -26,7 +26,7 @@
 #include <thread>
 #include <vector>
 
-#include "absl/container/flat_hash_set.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "proto/support/mutex.h"
@@ -43,10 +43,11 @@ class SealedTier final : public Tier {
     // Sealed values on their way up take so much, and those on their way down again.
     uint64_t buffer_bytes = 0;
     int threads = 2;  // One seals or opens some 3 GB/s.
+    std::chrono::milliseconds shut_for = std::chrono::minutes(1);
   };
   // Values that may wait. The buffers that they come in have a bound in bytes besides.
   static constexpr size_t kMostWaiting = 16384;
-  // Names of what is shut, 90 bytes each. With one more all are forgotten: they cost a load each to be known again. To make room
+  // Names of what is shut, 100 bytes each. For one more some other is forgotten, which costs a load to be known again. To make room
   // for so many takes half a millisecond, for which whoever asks what is there may wait.
   static constexpr size_t kMostShut = 16384;
 
@@ -125,6 +126,7 @@ class SealedTier final : public Tier {
   void TellOfDamage() ABSL_LOCKS_EXCLUDED(mu_);
 
   const uint64_t most_sealed_bytes_;
+  const std::chrono::milliseconds shut_for_;
   const std::shared_ptr<EncryptionKeyFile> keys_;
   BufferStock up_, down_;
   Mutex mu_;  // Nothing is sealed, opened or asked for under it.
@@ -141,7 +143,8 @@ class SealedTier final : public Tier {
   std::chrono::steady_clock::time_point tell_at_ ABSL_GUARDED_BY(mu_);  // No damage is told of before.
   Mutex shut_mu_;
   std::weak_ptr<const EncryptionKeys> shut_by_ ABSL_GUARDED_BY(shut_mu_);  // Keys that are gone stay gone.
-  absl::flat_hash_set<TierKey> shut_ ABSL_GUARDED_BY(shut_mu_);
+  // Until when each is shut.
+  absl::flat_hash_map<TierKey, std::chrono::steady_clock::time_point> shut_ ABSL_GUARDED_BY(shut_mu_);
   std::vector<std::thread> threads_;
   // It goes first: its buffers come back while there is somebody to tell.
   const std::unique_ptr<Tier> behind_;

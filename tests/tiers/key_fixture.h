@@ -55,8 +55,8 @@ class KeyFileFixture {
 };
 
 inline std::unique_ptr<SealedTier> SealTier(std::unique_ptr<Tier> behind, const KeyFileFixture& keys,
-                                            uint64_t buffer_bytes = 8 << 20) {
-  auto sealed = SealedTier::Make(std::move(behind), keys.file(), {.buffer_bytes = buffer_bytes});
+                                            const SealedTier::Options& options = {.buffer_bytes = 8 << 20}) {
+  auto sealed = SealedTier::Make(std::move(behind), keys.file(), options);
   EXPECT_TRUE(sealed.ok()) << sealed.status();
   return *std::move(sealed);
 }

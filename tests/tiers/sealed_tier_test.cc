@@ -88,7 +88,7 @@ class SealedTierTest : public testing::Test {
   TierCounters counters() { return tier_->usage().counters; }
 
   KeyFileFixture keys_{kLineA};
-  HostTier* const store_ = new HostTier(16 << 20);
+  HostTier* store_ = new HostTier(16 << 20);
   std::unique_ptr<SealedTier> tier_ = SealTier(std::unique_ptr<Tier>(store_), keys_);
 };
 
@@ -216,6 +216,22 @@ TEST_F(SealedTierTest, WhatIsShutIsAskedForOnceAndGivesWayToAStore) {
   EXPECT_TRUE(IsThere(KeyOf(1)));
   EXPECT_EQ(LoadOne(KeyOf(1)), TierResult::kDone);
   EXPECT_EQ(store_->usage().values, 1);
+}
+
+TEST_F(SealedTierTest, WhatIsShutIsLookedAtAgainAfterAWhile) {
+  StoreOne(KeyOf(1));
+  const auto of_another_key = Lies(KeyOf(1));
+  keys_.Change(kLineB);
+  for (const bool soon : {false, true}) {
+    tier_ = SealTier(std::unique_ptr<Tier>(store_ = new HostTier(16 << 20)), keys_,
+                     {.buffer_bytes = 8 << 20, .shut_for = std::chrono::minutes(soon ? 0 : 1)});
+    StoreOne(KeyOf(1));
+    const auto good = Lies(KeyOf(1));
+    Put(KeyOf(1), of_another_key);
+    EXPECT_EQ(LoadOne(KeyOf(1)), TierResult::kMiss);
+    Put(KeyOf(1), good);  // As another node does.
+    EXPECT_EQ(LoadOne(KeyOf(1)), soon ? TierResult::kDone : TierResult::kMiss);
+  }
 }
 
 TEST_F(SealedTierTest, ATenantWhoseKeyIsGoneHasNothingUntilItIsBack) {
@@ -347,7 +363,7 @@ TEST(SealedBuffers, BoundWhatIsUnderWayEachWay) {
   ASSERT_TRUE(folder_tier.ok()) << folder_tier.status();
   FileTier* const behind = folder_tier->get();
   // Three values, each of two pages.
-  const auto tier = SealTier(*std::move(folder_tier), keys, 3 * 2 * kTierPageBytes);
+  const auto tier = SealTier(*std::move(folder_tier), keys, {.buffer_bytes = 3 * 2 * kTierPageBytes});
   std::atomic<uint32_t> done{0};
   std::vector<TierStore> stores;
   for (const uint32_t number : Numbers(20)) stores.push_back({KeyOf(number), ValueOf(number)});
@@ -372,7 +388,7 @@ TEST(SealedBuffers, BoundWhatIsUnderWayEachWay) {
 TEST(SealedBuffers, AValueThatFillsThemAllHasItsPlace) {
   const KeyFileFixture keys(kLineA);
   constexpr uint64_t kAll = 64 * kTierPageBytes;
-  const auto tier = SealTier(std::make_unique<HostTier>(16 << 20), keys, kAll);
+  const auto tier = SealTier(std::make_unique<HostTier>(16 << 20), keys, {.buffer_bytes = kAll});
   EXPECT_EQ(tier->most_value_bytes(), kAll);
   EXPECT_THAT(Store(tier.get(), {1, 2, 3}, kAll), Each(TierResult::kDone));
   EXPECT_EQ(Load(tier.get(), {1, 2, 3}, kAll).right, 3);
@@ -385,7 +401,7 @@ TEST(SealedBuffers, AnEndWithMuchUnderWayAnswersAll) {
   const KeyFileFixture keys(kLineA);
   std::atomic<uint32_t> answered{0};
   for (uint32_t round = 0; round < 20; ++round) {
-    const auto tier = SealTier(std::make_unique<HostTier>(16 << 20), keys, 64 << 10);
+    const auto tier = SealTier(std::make_unique<HostTier>(16 << 20), keys, {.buffer_bytes = 64 << 10});
     for (const uint32_t number : Numbers(20)) {
       tier->Store({{KeyOf(number), ValueOf(number)}}, [&](size_t, TierResult) { ++answered; });
       tier->Load({{KeyOf(number), BufferStock(0).Take(kValueBytes)}}, Tier::Deadline::max(),
@@ -401,7 +417,7 @@ TEST(SealedBuffers, MoreThanMayWaitIsRefused) {
   HungDisk disk;
   auto behind = FileTier::Open({.path = folder.path(), .capacity_bytes = 4 << 20, .io = &disk});
   ASSERT_TRUE(behind.ok()) << behind.status();
-  const auto tier = SealTier(*std::move(behind), keys, 2 * kTierPageBytes);
+  const auto tier = SealTier(*std::move(behind), keys, {.buffer_bytes = 2 * kTierPageBytes});
   std::atomic<size_t> full{0};
   std::vector<TierStore> stores(SealedTier::kMostWaiting + 100, {KeyOf(1), ValueOf(1)});
   tier->Store(std::move(stores), [&](size_t, TierResult result) { full += result == TierResult::kFull; });
@@ -418,7 +434,7 @@ TEST(SealedStore, NothingIsBroughtAfterAnErasure) {
   const KeyFileFixture keys(kLineA);
   auto* const store = new HostTier(2 * kLarge);
   auto* const faulty = new FaultyTier(std::unique_ptr<Tier>(store));
-  const auto tier = SealTier(std::unique_ptr<Tier>(faulty), keys, kLarge);
+  const auto tier = SealTier(std::unique_ptr<Tier>(faulty), keys, {.buffer_bytes = kLarge});
   Store(tier.get(), {0}, kLarge);
   faulty->hangs = true;
   std::atomic<uint32_t> answered{0};
