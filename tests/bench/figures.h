@@ -72,6 +72,7 @@ struct Section {
   std::string_view name;
   std::string_view summary;
   void (*run)(Figures* figures);
+  bool when_named = false;  // It takes minutes of a machine with nothing else to do: --only has to name it.
 };
 
 void BenchPool(Figures* figures);      // pool_bench.cc

@@ -204,7 +204,8 @@ struct Measured {
 };
 
 Measured Measure(const Placement& placement, const std::string& folder) {
-  constexpr auto kSlice = std::chrono::milliseconds(200);
+  // Of a share of 1 % there are some hundred verbs then.
+  constexpr auto kSlice = std::chrono::milliseconds(500);
   const auto daemon =
       StartDaemon("256MiB", "128MiB",
                   {"--policy=lru", absl::StrCat("--tier=file:", folder, ",capacity=1GiB,write=seal")});
