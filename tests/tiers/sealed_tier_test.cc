@@ -229,7 +229,7 @@ TEST_F(SealedTierTest, WhatIsShutIsLookedAtAgainAfterAWhile) {
     const auto good = Lies(KeyOf(1));
     Put(KeyOf(1), of_another_key);
     EXPECT_EQ(LoadOne(KeyOf(1)), TierResult::kMiss);
-    Put(KeyOf(1), good);  // As another node does.
+    Put(KeyOf(1), good);  // Another node does that.
     EXPECT_EQ(LoadOne(KeyOf(1)), soon ? TierResult::kDone : TierResult::kMiss);
   }
 }
