@@ -146,7 +146,7 @@ class Engine:
         self.worker.finish_warmup()
         group = types.SimpleNamespace(tokens_per_block=BLOCK, drafted=False, window_tokens=0, window_blocks=0,
                                       lag=lambda aligned: 0)
-        options = types.SimpleNamespace(lease_timeout=0.05, match_timeout=20.0, wait_ms=0, shared_tier=False)
+        options = types.SimpleNamespace(lease_timeout=0.05, match_timeout=20.0, wait_ms=0)
         self.pool = pool_class(types.SimpleNamespace(
             session=self.scheduler, limit=512, options=options,
             terms=types.SimpleNamespace(groups=[group], ranks=1)))

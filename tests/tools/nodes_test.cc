@@ -1,6 +1,5 @@
 // Daemons as nodes on one store, each with a replay of its own: what the first has computed the second finds, whatever happens to
 // the store costs hits, and nothing else.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 
