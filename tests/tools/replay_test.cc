@@ -285,8 +285,9 @@ TEST(Replay, OnAGpuOfTheFakeDriver) {
   unsetenv("KVPOOL_LIBCUDA");
   EXPECT_GE(Number(result, "kills"), 4);
   EXPECT_EQ(Number(result, "corrupt_blocks"), 0);
-  // Kills cost a few of the few requests.
-  EXPECT_NEAR(Number(result, "block_hit_ratio_difference"), 0, 0.02);
+  // A kill takes what its engine had not sealed: up to a request, of a hundred. How near hits come to the simulator's
+  // without kills is asked of more requests, above.
+  EXPECT_NEAR(Number(result, "block_hit_ratio_difference"), 0, 0.05);
 }
 
 // The daemon's record of a replay equals the trace but for the keys: the simulator finds the
