@@ -15,6 +15,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "cuda/lab/calibrate.h"
 #include "cuda/lab/evaluate.h"
 #include "cuda/lab/explain.h"
 #include "cuda/lab/plan_budgets.h"
@@ -54,7 +55,7 @@ void AddFlags(Arguments* a, Flags* flags) {
   flags->Add("over-layers", &a->over_layers, "mean or max");
   flags->Add("threads", &a->threads, {.min = 1, .max = 1024}, "to compute with");
   flags->Add("weights", &a->weights,
-             "safetensors with weights of a learned policy, beside the input; of train: where they go");
+             "safetensors with weights of a policy, beside the input; of train and calibrate: where they go");
   flags->Add("explain", &a->explain, "draw which tokens stay: text or - to the terminal, or a FILE.svg");
   flags->Add("policies-table", &a->policies_table, "the policies as a table in Markdown");
   flags->Add("help", &a->help, "this text");
@@ -214,9 +215,10 @@ absl::StatusOr<std::string> RunEpisodes(const Tensors& tensors) {
   return JsonObject(members);
 }
 
-absl::StatusOr<std::string> RunTraining(const Arguments& a, const Tensors& tensors, const Options& options) {
+absl::StatusOr<std::string> MakeWeights(const Arguments& a, const Tensors& tensors, const Options& options) {
   if (a.weights.empty()) return absl::InvalidArgumentError("--weights FILE is needed: where the weights go");
-  ASSIGN_OR_RETURN(const Tensors weights, Train(tensors, options.policy, options.settings));
+  const auto make = a.verb == "train" ? Train : Calibrate;
+  ASSIGN_OR_RETURN(const Tensors weights, make(tensors, options.policy, options.settings));
   std::ofstream file(a.weights, std::ios::binary);
   if (!(file << SafetensorsOf(weights) && file.flush())) {
     return absl::UnavailableError(absl::StrCat("--weights: can't write ", a.weights));
@@ -231,7 +233,7 @@ absl::StatusOr<std::string> RunVerb(const Arguments& a) {
   if (a.verb != "budgets") RETURN_IF_ERROR(scorers::FindPolicy(a.policy).status());
   ASSIGN_OR_RETURN(Tensors tensors, ReadTensors(a.input, a.policy));
   if (a.verb == "episodes") return RunEpisodes(tensors);
-  if (a.verb == "train") return RunTraining(a, tensors, options);
+  if (a.verb == "train" || a.verb == "calibrate") return MakeWeights(a, tensors, options);
   if (!a.weights.empty()) {
     ASSIGN_OR_RETURN(const Tensors weights, ReadTensors(a.weights, a.policy));
     for (const auto& [name, tensor] : weights.by_name) tensors.by_name[name] = tensor;
@@ -290,6 +292,8 @@ int Main(const std::vector<std::string>& arguments) {
         "kvpool-lab score|prune|compact|budgets --policy NAME --input FILE [FLAGS]: what a policy would "
         "drop\n"
         "kvpool-lab train --policy NAME --input FILE --weights FILE [FLAGS]: weights of a learned policy\n"
+        "kvpool-lab calibrate --policy NAME --input FILE --weights FILE [FLAGS]: weights from statistics of "
+        "queries\n"
         "kvpool-lab episodes --input FILE: segments of a history by what they are about, for EpiCache\n\n"
         "Flags:\n%s\nPolicies, with their parameters:\n%s\nExit status: 0 done, 1 bad input, 2 usage.\n",
         flags.Help().c_str(), scorers::PoliciesHelp().c_str());
@@ -300,11 +304,10 @@ int Main(const std::vector<std::string>& arguments) {
         absl::InvalidArgumentError(absl::StrCat("unexpected argument ", left->front(), "; see --help")), 2);
   }
   if (a.verb != "score" && a.verb != "prune" && a.verb != "compact" && a.verb != "budgets" &&
-      a.verb != "train" && a.verb != "episodes") {
-    return fail(
-        absl::InvalidArgumentError(
-            "the first argument must be score, prune, compact, budgets, train or episodes; see --help"),
-        2);
+      a.verb != "train" && a.verb != "calibrate" && a.verb != "episodes") {
+    return fail(absl::InvalidArgumentError("the first argument must be score, prune, compact, budgets, "
+                                           "train, calibrate or episodes; see --help"),
+                2);
   }
   if (a.input.empty()) return fail(absl::InvalidArgumentError("--input FILE is needed"), 2);
   const absl::StatusOr<std::string> answer = RunVerb(a);

@@ -59,9 +59,21 @@ struct AllSignals {
     s.hidden = {.values = fill(size_t{kAllLayers} * tokens * kHidden, [&] { return random.Normal(); }),
                 .layer_stride = uint64_t{tokens} * kHidden};
     s.hidden_dim = kHidden;
-    s.weight_count = 4 * (kHidden + 2) + 1;
-    s.weights = {.values = fill(s.weight_count, [&] { return random.Normal(); })};
+    s.weights = {.values = fill(kMostWeights, [&] { return random.Normal(); })};
   }
+  // As many of the weights as the policy takes.
+  const Signals& For(const PolicyFacts& facts) {
+    const auto bound = BindPolicy(std::string(facts.name), {});
+    s.weight_count =
+        facts.weight_count == nullptr
+            ? 0
+            : facts.weight_count(bound->params,
+                                 {.layers = kAllLayers, .kv_heads = kAllHeads, .k_head_dim = kHeadDim},
+                                 kHidden, /*given=*/4 * (kHidden + 2) + 1);
+    EXPECT_LE(s.weight_count, kMostWeights) << facts.name;
+    return s;
+  }
+  static constexpr uint64_t kMostWeights = 1024;
   Signals s;
   std::vector<std::vector<float>> buffers;
 };
@@ -248,7 +260,8 @@ TEST(InvariantsTest, RandomIsItsSeed) {
 TEST(InvariantsTest, NotANumberInOneTokenStaysThere) {
   for (const PolicyFacts* facts : Policies()) {
     const std::string name(facts->name);
-    const AllSignals all(18, 4);
+    AllSignals all(18, 4);
+    all.For(*facts);
     const auto maker = [&](double bad) {
       return [bad](bool value, uint32_t l, uint32_t t, uint32_t h, uint32_t d) {
         return t == 7 && l == 1 && h == 0 && d == 3 ? bad : Normals(4)(value, l, t, h, d);
@@ -278,9 +291,10 @@ TEST(InvariantsTest, NotANumberInOneTokenStaysThere) {
 
 TEST(InvariantsTest, ZeroKeysAndValuesAreNumbers) {
   const Sequence zeros(Small(1, 9), [](bool, uint32_t, uint32_t, uint32_t, uint32_t) { return 0.0; });
-  const AllSignals all(9, 1);
+  AllSignals all(9, 1);
   for (const PolicyFacts* facts : Policies()) {
-    const auto scores = ScoreSequence(zeros.kv(), all.s, std::string(facts->name), {}, {.budget_tokens = 5});
+    const auto scores =
+        ScoreSequence(zeros.kv(), all.For(*facts), std::string(facts->name), {}, {.budget_tokens = 5});
     ASSERT_TRUE(scores.ok()) << facts->name << scores.status();
     for (const float score : scores->tokens) EXPECT_FALSE(std::isnan(score)) << facts->name;
   }
@@ -291,8 +305,9 @@ TEST(InvariantsTest, ASequenceOfOneToken) {
   AllSignals all(1, 1);
   all.s.window.queries = 1;
   for (const PolicyFacts* facts : Policies()) {
-    EXPECT_TRUE(ScoreSequence(one.kv(), all.s, std::string(facts->name), {}, {.budget_tokens = 1}).ok())
-        << facts->name;
+    const auto scores =
+        ScoreSequence(one.kv(), all.For(*facts), std::string(facts->name), {}, {.budget_tokens = 1});
+    EXPECT_TRUE(scores.ok()) << facts->name << scores.status();
   }
 }
 

@@ -4,9 +4,11 @@
     tests/scorers/make_vectors.py > tests/scorers/vectors.json
 """
 
+import cmath
 import json
 import math
 import random
+import statistics
 
 L, T, H, D, B, W, G = 2, 13, 2, 6, 4, 3, 2  # Layers, tokens, kv heads, dims, block, window, query heads of a kv head.
 rng = random.Random(20)
@@ -56,6 +58,19 @@ INTERVAL = [[[float(rng.choice([0, 1, 3, 7, 20])) for _ in range(T)] for _ in ra
 NOW = 41.0
 HIDDEN = normal(L, T, 5)
 KV = {"K": K, "V": V}
+# Statistics of queries, of a generator of their own: the numbers above and below stay as they are.
+calibrated = random.Random(21)
+
+
+def statistic(*shape):
+    return [statistic(*shape[1:]) for _ in range(shape[0])] if shape else struct_float(calibrated.gauss(0, 1))
+
+
+FILTERS, MEANS, ROOTS = statistic(L, H, D), statistic(L, H * G, D), statistic(L, H * G, D, D)
+COVARIANCES = [[[[struct_float(dot(a, b) / D) for b in m] for a in m] for m in l] for l in ROOTS]
+TRI = [[[complex(*pair) for pair in h] for h in l] for l in statistic(L, H, D // 2, 2)]
+LENGTHS = [[[abs(x) for x in h] for h in l] for l in statistic(L, H, D // 2)]
+OMEGA, OFFSETS = [struct_float(10000 ** (-2 * f / D)) for f in range(D // 2)], [1, 2, 4, 8, 16]
 
 
 def keys(l, h):
@@ -107,6 +122,65 @@ def keydiff(l, h, unit=True):
     ks = keys(l, h)
     anchor = [sum(k[d] / (norm(k) if unit else 1) for k in ks) / T for d in range(D)]
     return [-dot(k, anchor) / norm(k) / norm(anchor) for k in ks]
+
+
+def lagkv(l, h, lag, sinks, cross):
+    parts = (T - sinks) // lag
+    if parts < 2:
+        return [1 if t < sinks else (t - sinks) / (T - sinks) for t in range(T)]
+    out = [1] * T
+
+    def shares(rows, reference):
+        low, high = [min(c) for c in zip(*reference)], [max(c) for c in zip(*reference)]
+        scaled = [[(x - a) / (b - a) for x, a, b in zip(row, low, high)] for row in rows]
+        return softmax([statistics.stdev(row) for row in scaled])
+
+    for p in range(parts - 1):
+        a, b, c = (sinks + lag * i for i in (p, p + 1, p + 2))
+        u = [(x + y) / 2 for x, y in zip(*(shares(rows[a:b], rows[b:c]) for rows in (keys(l, h), values(l, h))))]
+        out[a:b] = u if cross else [sorted(u).index(x) / lag for x in u]
+    return out
+
+
+def qfilters(l, h):
+    return [-dot(FILTERS[l][h], k) for k in keys(l, h)]
+
+
+def expected_attention(l, h, sinks=0, covariance=True, vnorm=True, epsilon=0):
+    out = [0.0] * T
+    for g in range(G):
+        mean, form = MEANS[l][h * G + g], COVARIANCES[l][h * G + g]
+        logits = [dot(mean, k) / math.sqrt(D) + covariance * dot(k, [dot(row, k) for row in form]) / (2 * D)
+                  for k in keys(l, h)[sinks:]]
+        for t, a in enumerate(softmax(logits)):
+            out[sinks + t] += a / G
+    if vnorm:
+        out = [(a + epsilon) * norm(v) for a, v in zip(out, values(l, h))]
+    return [max(out[sinks:]) + 1] * sinks + out[sinks:]
+
+
+def triattention(l, h, position, interleaved=False, normalise=True):
+    """With complex numbers, and the mean over offsets taken of scores."""
+    half, out = D // 2, []
+    for k in keys(l, h):
+        pairs = [complex(k[2 * f], k[2 * f + 1]) if interleaved else complex(k[f], k[half + f]) for f in range(half)]
+        at = [sum((TRI[l][h][f] * cmath.exp(1j * (position + o) * OMEGA[f]) * pairs[f].conjugate()).real
+                  for f in range(half)) for o in OFFSETS]
+        out.append(sum(at) / len(at) + sum(c * abs(x) for c, x in zip(LENGTHS[l][h], pairs)))
+    if normalise:
+        out = [(x - statistics.mean(out)) / statistics.stdev(out) for x in out]
+    return out
+
+
+def tri_weights():
+    """Means over offsets, for position 0."""
+    turns = [sum(cmath.exp(1j * o * w) for o in OFFSETS) / len(OFFSETS) for w in OMEGA]
+    turned = [[[q * by for q, by in zip(TRI[l][h], turns)] for h in range(H)] for l in range(L)]
+    out = []
+    for l in range(L):
+        for h in range(H):
+            out += [x.real for x in turned[l][h]] + [x.imag for x in turned[l][h]] + LENGTHS[l][h]
+    return out + OMEGA
 
 
 def minmax(x):
@@ -254,6 +328,22 @@ case("streaming_llm", per_plane(lambda l, h: [1 if t < 4 else t / T for t in ran
 case("inverse_key_l2", per_plane(lambda l, h: [-norm(k) for k in keys(l, h)]), KV)
 case("keydiff", per_plane(keydiff), KV)
 case("keydiff", per_plane(lambda l, h: keydiff(l, h, False)), KV, ["anchor=mean"])
+case("lagkv", per_plane(lambda l, h: lagkv(l, h, 128, 4, False)), KV)
+case("lagkv", per_plane(lambda l, h: lagkv(l, h, 3, 2, False)), KV, ["lag=3", "sinks=2"])
+case("lagkv", per_plane(lambda l, h: lagkv(l, h, 4, 0, True)), KV, ["lag=4", "sinks=0", "cross_scoring=true"])
+case("qfilters", per_plane(qfilters), {"weights": FILTERS, **KV})
+BOTH = [[[m, *c] for m, c in zip(*of_layer)] for of_layer in zip(MEANS, COVARIANCES)]
+case("expected_attention", per_plane(lambda l, h: expected_attention(l, h, 4)), {"weights": BOTH, **KV})
+case("expected_attention", per_plane(lambda l, h: expected_attention(l, h, 0, epsilon=0.25)), {"weights": BOTH, **KV},
+     ["sinks=0", "epsilon=0.25"])
+case("expected_attention", per_plane(lambda l, h: expected_attention(l, h, 1, False, False)), {"weights": MEANS, **KV},
+     ["sinks=1", "use_covariance=false", "use_vnorm=false"])
+TRIS = tri_weights()
+case("triattention", per_plane(lambda l, h: triattention(l, h, T - 1)), {"weights": TRIS, **KV})
+case("triattention", per_plane(lambda l, h: triattention(l, h, 100003, True)), {"weights": TRIS, "now": 100003.0, **KV},
+     ["pairing=interleaved"])
+case("triattention", per_plane(lambda l, h: triattention(l, h, 77, False, False)), {"weights": TRIS, "now": 77.0, **KV},
+     ["normalise=false"])
 case("attention_mean", per_plane(lambda l, h: [m / T for m in MASS[l][h]]), {"mass": MASS, **KV})
 case("attention_mean", per_plane(lambda l, h: [m / c for m, c in zip(MASS[l][h], COUNTS[l][h])]), {"mass": MASS, **KV},
      ["norm=visible_queries"])

@@ -221,34 +221,42 @@ KVPOOL_HOST_DEVICE void MakeAnchor(const Team& team, const ScoreContext& c, uint
   team.Sync();
 }
 
+// products[t] = key t of the plane times `vector`, for the tokens of `blocks`. REQUIRES: `vector` has k_head_dim floats.
+template <KvDtype dtype, typename Team>
+KVPOOL_HOST_DEVICE KVPOOL_INLINE void KeyProducts(const Team& team, const KvView& kv, uint32_t layer,
+                                                  uint32_t head, BlockRange blocks, const float* vector,
+                                                  float* products) {
+  const KvShape& shape = kv.shape;
+  const uint32_t first = blocks.begin * shape.tokens_per_block;
+  const uint32_t end = blocks.end * shape.tokens_per_block;
+  const uint32_t count = (end < shape.tokens ? end : shape.tokens) - first;
+  const auto row_at = [&](uint32_t block, uint32_t token) {
+    return kv.Row(kv.k, blocks.begin + block, layer, token, head);
+  };
+  if (kv.k.dim_stride_bytes == BytesOf(dtype)) {
+    uint64_t bits =
+        kv.k.offset_bytes | kv.k.layer_stride_bytes | kv.k.token_stride_bytes | kv.k.head_stride_bytes;
+    for (uint32_t block = blocks.begin; block < blocks.end; ++block) bits |= kv.blocks[block];
+    team.template ProductsOfRows<dtype>(row_at, bits % 16 == 0, shape.tokens_per_block, count,
+                                        shape.k_head_dim, vector, products + first);
+  } else {
+    for (uint32_t i = team.row(); i < count; i += team.rows()) {
+      const float product = SumOverRow<dtype, false, RowOp::kProduct>(
+          team, row_at(i / shape.tokens_per_block, i % shape.tokens_per_block), kv.k.dim_stride_bytes,
+          shape.k_head_dim, vector);
+      if (team.in_row() == 0) products[first + i] = product;
+    }
+  }
+}
+
 // The second pass over K of policies with an anchor.
 template <KvDtype dtype, typename Team>
 KVPOOL_HOST_DEVICE KVPOOL_INLINE void AnchorDots(const Team& team, const ScoreContext& c, uint32_t plane,
                                                  BlockRange blocks) {
   const KvShape& shape = c.shape();
-  const uint32_t layer = plane / shape.kv_heads, head = plane % shape.kv_heads;
-  const float* const anchor = c.anchors + uint64_t{plane} * shape.k_head_dim;
-  float* const dots = c.anchor_dots + uint64_t{plane} * shape.tokens;
-  const uint32_t first = blocks.begin * shape.tokens_per_block;
-  const uint32_t end = blocks.end * shape.tokens_per_block;
-  const uint32_t count = (end < shape.tokens ? end : shape.tokens) - first;
-  const auto row_at = [&](uint32_t block, uint32_t token) {
-    return c.kv.Row(c.kv.k, blocks.begin + block, layer, token, head);
-  };
-  if (c.kv.k.dim_stride_bytes == BytesOf(dtype)) {
-    uint64_t bits = c.kv.k.offset_bytes | c.kv.k.layer_stride_bytes | c.kv.k.token_stride_bytes |
-                    c.kv.k.head_stride_bytes;
-    for (uint32_t block = blocks.begin; block < blocks.end; ++block) bits |= c.kv.blocks[block];
-    team.template ProductsOfRows<dtype>(row_at, bits % 16 == 0, shape.tokens_per_block, count,
-                                        shape.k_head_dim, anchor, dots + first);
-  } else {
-    for (uint32_t i = team.row(); i < count; i += team.rows()) {
-      const float dot = SumOverRow<dtype, false, RowOp::kProduct>(
-          team, row_at(i / shape.tokens_per_block, i % shape.tokens_per_block), c.kv.k.dim_stride_bytes,
-          shape.k_head_dim, anchor);
-      if (team.in_row() == 0) dots[first + i] = dot;
-    }
-  }
+  KeyProducts<dtype>(team, c.kv, plane / shape.kv_heads, plane % shape.kv_heads, blocks,
+                     c.anchors + uint64_t{plane} * shape.k_head_dim,
+                     c.anchor_dots + uint64_t{plane} * shape.tokens);
   team.Sync();
 }
 

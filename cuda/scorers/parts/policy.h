@@ -117,9 +117,10 @@ struct Plane {
     return counts != nullptr ? counts[token] : static_cast<float>(tokens - token);
   }
 };
+// Rows of `tokens` floats, and behind them two rows of each K's and V's head_dim.
 inline constexpr uint32_t kScratchRows = 3;
 KVPOOL_HOST_DEVICE constexpr uint64_t ScratchFloats(const KvShape& shape) {
-  return uint64_t{kScratchRows} * shape.tokens + shape.k_head_dim + shape.v_head_dim;
+  return uint64_t{kScratchRows} * shape.tokens + 2 * (shape.k_head_dim + shape.v_head_dim);
 }
 
 // Planes [first, first + count): the heads of one layer, or one of them.

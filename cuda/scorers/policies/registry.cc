@@ -188,6 +188,22 @@ std::string DescribeNeeds(Needs needs) {
   return names.empty() ? last : absl::StrCat(absl::StrJoin(names, ", "), " and ", last);
 }
 
+std::string DescribeReads(Needs needs) {
+  constexpr Needs kAnchors = kNeedUnitAnchor | kNeedMeanAnchor;
+  constexpr Needs kWindow = kNeedQueries | NeedsOf(SignalShape::kWindow);
+  // As LayOutRecord has it: the norms of K and V are computed together.
+  const char* const once = (needs & (kNeedNorms | kNeedValueNorms | kAnchors)) != 0 ? "K + V once"
+                           : (needs & kNeedKeyBounds) != 0                          ? "K once"
+                                                                                    : nullptr;
+  const int keys = ((needs & kWindow) != 0 ? 2 : 0) + ((needs & kAnchors) != 0) + ((needs & kNeedKeys) != 0);
+  std::vector<std::string> each;
+  if (keys > 0) each.push_back(keys == 1 ? "K" : absl::StrCat(keys, " K"));
+  if ((needs & kNeedValues) != 0) each.push_back("V");
+  const std::string of_each = absl::StrJoin(each, " + ");
+  if (once == nullptr) return each.empty() ? "nothing" : of_each;
+  return each.empty() ? once : absl::StrCat(once, ", ", of_each);
+}
+
 std::string PoliciesHelp() {
   std::string text;
   for (const PolicyFacts* facts : kPolicies) {
@@ -205,10 +221,12 @@ std::string PoliciesHelp() {
 
 std::string PoliciesTable() {
   std::string text =
-      "| policy | what stays | needs | parameters | source |\n| --- | --- | --- | --- | --- |\n";
+      "| policy | what stays | needs | reads | parameters | source |\n| --- | --- | --- | --- | --- | --- "
+      "|\n";
   for (const PolicyFacts* facts : kPolicies) {
     absl::StrAppend(&text, "| `", View(facts->name), "` | ", View(facts->description), " | ",
                     DescribeNeeds(facts->NeedsOf(Defaults(*facts))), " | ",
+                    DescribeReads(facts->NeedsOf(Defaults(*facts))), " | ",
                     absl::StrJoin(facts->params, "<br>",
                                   [facts](std::string* out, const ParamFacts& param) {
                                     absl::StrAppend(out, "`", View(param.name), "=",

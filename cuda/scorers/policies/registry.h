@@ -43,6 +43,9 @@ absl::StatusOr<BoundPolicy> BindPolicy(absl::string_view name,
 
 // A text for people: "K and V", "attention mass", "a query window", …
 std::string DescribeNeeds(Needs needs);
+// What of K and V a policy with these needs reads for a token of a plane: "K + V once, K". "once" is while its block stays
+// as it is (records.h); the rest is read in each call.
+std::string DescribeReads(Needs needs);
 // A text for --help: a line for each policy and each of its parameters.
 std::string PoliciesHelp();
 // The table in cuda/scorers/README.md.
