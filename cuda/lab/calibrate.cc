@@ -18,15 +18,15 @@ namespace {
 
 using Complex = std::complex<double>;
 
-constexpr uint64_t kMaxWeights = 1u << 26;
+constexpr uint64_t kMostCalibrated = 1u << 26;  // weights
 
-struct Settings {
+struct CalibrationOptions {
   double kv_heads = 0, sinks = 4, theta = 10000, scale = 1, position = 0, future = 512, farthest = 65536;
   bool interleaved = false, use_covariance = true;
 };
 
-absl::StatusOr<Settings> SettingsOf(const CalibrationSettings& given) {
-  Settings settings;
+absl::StatusOr<CalibrationOptions> OptionsOf(const CalibrationSettings& given) {
+  CalibrationOptions settings;
   struct Known {
     const char* name;
     double* value;
@@ -82,7 +82,7 @@ struct Queries {
   }
 };
 
-absl::StatusOr<Queries> QueriesOf(const Tensors& tensors, const Settings& settings) {
+absl::StatusOr<Queries> QueriesOf(const Tensors& tensors, const CalibrationOptions& settings) {
   const Tensor* const tensor = tensors.Find("queries");
   if (tensor == nullptr || tensor->shape.size() < 3 || tensor->shape.size() > 4 || tensor->values.empty()) {
     return absl::InvalidArgumentError(
@@ -114,8 +114,8 @@ absl::StatusOr<Queries> QueriesOf(const Tensors& tensors, const Settings& settin
 // RoPE's frequencies, in radians for each position, and the elements that it turns together.
 struct Rope {
   std::vector<double> frequencies;
-  uint64_t step = 1;     // from the first element of one pair to that of the next
-  uint64_t partner = 1;  // from the first element of a pair to its second
+  uint64_t step = 1;     // elements between the first ones of two pairs
+  uint64_t partner = 1;  // elements between the two of a pair
 
   uint64_t pairs() const { return frequencies.size(); }
   Complex Pair(const double* row, uint64_t f) const { return {row[f * step], row[f * step + partner]}; }
@@ -138,7 +138,7 @@ struct Rope {
   }
 };
 
-absl::StatusOr<Rope> RopeOf(const Tensors& tensors, const Settings& settings, uint64_t dim) {
+absl::StatusOr<Rope> RopeOf(const Tensors& tensors, const CalibrationOptions& settings, uint64_t dim) {
   if (dim % 2 != 0)
     return absl::InvalidArgumentError(absl::StrCat("queries: dim is ", dim, ", must be even"));
   const uint64_t pairs = dim / 2;
@@ -156,8 +156,8 @@ absl::StatusOr<Rope> RopeOf(const Tensors& tensors, const Settings& settings, ui
 }
 
 absl::Status CheckCount(uint64_t weights) {
-  if (weights <= kMaxWeights) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(weights, " weights, at most ", kMaxWeights));
+  if (weights <= kMostCalibrated) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(weights, " weights, at most ", kMostCalibrated));
 }
 
 Tensors WeightsOf(std::vector<uint64_t> shape, std::vector<double> values) {
@@ -196,7 +196,7 @@ void Transpose(uint64_t dim, std::vector<double>* matrix) {
   }
 }
 
-absl::StatusOr<Tensors> ForExpectedAttention(const Tensors& tensors, const Settings& settings) {
+absl::StatusOr<Tensors> ForExpectedAttention(const Tensors& tensors, const CalibrationOptions& settings) {
   ASSIGN_OR_RETURN(const Queries queries, QueriesOf(tensors, settings));
   const uint64_t dim = queries.dim, unit = dim + (settings.use_covariance ? dim * dim : 0);
   RETURN_IF_ERROR(CheckCount(queries.layers * queries.heads * unit));
@@ -225,7 +225,7 @@ absl::StatusOr<Tensors> ForExpectedAttention(const Tensors& tensors, const Setti
   return WeightsOf({queries.layers, queries.heads, unit}, std::move(weights));
 }
 
-absl::StatusOr<Tensors> ForTriattention(const Tensors& tensors, const Settings& settings) {
+absl::StatusOr<Tensors> ForTriattention(const Tensors& tensors, const CalibrationOptions& settings) {
   ASSIGN_OR_RETURN(const Queries queries, QueriesOf(tensors, settings));
   ASSIGN_OR_RETURN(const Rope rope, RopeOf(tensors, settings, queries.dim));
   const Tensor* const given = tensors.Find("offsets");
@@ -300,7 +300,7 @@ std::vector<double> FirstDirection(const Queries& queries, uint64_t layer, uint6
   return direction;
 }
 
-absl::StatusOr<Tensors> ForQfilters(const Tensors& tensors, const Settings& settings) {
+absl::StatusOr<Tensors> ForQfilters(const Tensors& tensors, const CalibrationOptions& settings) {
   ASSIGN_OR_RETURN(const Queries queries, QueriesOf(tensors, settings));
   const uint64_t dim = queries.dim;
   std::vector<double> filters(queries.layers * queries.kv_heads * dim);
@@ -326,7 +326,7 @@ absl::StatusOr<Tensors> ForQfilters(const Tensors& tensors, const Settings& sett
 
 absl::StatusOr<Tensors> Calibrate(const Tensors& tensors, const std::string& policy,
                                   const CalibrationSettings& settings) {
-  ASSIGN_OR_RETURN(const Settings parsed, SettingsOf(settings));
+  ASSIGN_OR_RETURN(const CalibrationOptions parsed, OptionsOf(settings));
   if (policy == "expected_attention") return ForExpectedAttention(tensors, parsed);
   if (policy == "triattention") return ForTriattention(tensors, parsed);
   if (policy == "qfilters") return ForQfilters(tensors, parsed);

@@ -98,7 +98,18 @@ struct SomeSignals {
                 .head_stride_bytes = shape.k_head_dim * sizeof(float)};
     s.importance = {importance.data(), uint64_t{shape.kv_heads} * shape.tokens, shape.tokens};
   }
-  std::vector<float> queries, importance;
+  // Small weights, as many as the policy takes, which keep softmax's logits small too.
+  void Weigh(const std::string& policy, const KvShape& shape) {
+    const auto bound = BindPolicy(policy, {});
+    ASSERT_TRUE(bound.ok()) << bound.status();
+    const PolicyFacts& facts = bound->facts();
+    s.weight_count = facts.weight_count == nullptr ? 0 : facts.weight_count(bound->params, shape, 0, 1);
+    Random random(s.weight_count);
+    weights.resize(s.weight_count);
+    for (float& x : weights) x = static_cast<float>(random.Normal() / 8);
+    s.weights = {.values = weights.empty() ? nullptr : weights.data()};
+  }
+  std::vector<float> queries, importance, weights;
   Signals s;
 };
 
@@ -134,6 +145,11 @@ TEST_F(ComputeTest, EveryTypeAndLayoutScoresAsOnTheHost) {
       {"paged_eviction", {{"ratio", "of_sums"}}},
       {"keydiff", {}},
       {"keydiff", {{"anchor", "mean"}}},
+      {"lagkv", {{"lag", "5"}, {"cross_scoring", "true"}}},
+      {"qfilters", {}},
+      {"triattention", {}},
+      {"triattention", {{"pairing", "interleaved"}}},
+      {"expected_attention", {}},
       {"mpcache", {{"stage", "dynamic"}}},
       {"snapkv", {}},
       {"cake", {}},
@@ -148,8 +164,9 @@ TEST_F(ComputeTest, EveryTypeAndLayoutScoresAsOnTheHost) {
       for (const uint32_t dim : {32u, 33u, 144u}) {
         const Sequence sequence(
             {.tokens = 29, .k_dim = dim, .v_dim = dim, .dtype = dtype, .arrangement = arrangement});
-        const SomeSignals signals(sequence.kv().shape, 5);
+        SomeSignals signals(sequence.kv().shape, 5);
         for (const auto& [policy, settings] : policies) {
+          signals.Weigh(policy, sequence.kv().shape);
           SCOPED_TRACE(testing::Message() << "type " << static_cast<int>(dtype) << ", arrangement "
                                           << static_cast<int>(arrangement) << ", dim " << dim);
           ExpectSame(sequence.kv(), signals.s, policy, settings);

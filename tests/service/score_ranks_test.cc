@@ -162,6 +162,17 @@ class ScoreRanksTest : public ScoreTest {
     }
   }
 
+  // As many weights as the policy takes for all heads.
+  void AddWeights(const scorers::PolicyFacts& facts, Both* both) {
+    const auto bound = scorers::BindPolicy(std::string(facts.name), {});
+    const scorers::KvShape model = {.layers = kLayers, .kv_heads = kAllHeads, .k_head_dim = kDim};
+    std::vector<float> weights(facts.weight_count(bound->params, model, /*hidden_dim=*/0, /*given=*/1));
+    for (float& x : weights) x = Uniform() * 2 - 1;
+    for (v1::Signals* signals : {&both->whole, &both->ranked}) {
+      *signals->add_signals() = InlinedSignal(v1::SIGNAL_KIND_WEIGHTS, weights);
+    }
+  }
+
   v1::OperationResult RunOk(Engine* engine, const v1::Operation& operation) {
     const v1::OperationResult result = Run(engine, operation);
     EXPECT_EQ(result.code(), 0) << result.message();
@@ -225,6 +236,7 @@ TEST_F(ScoreRanksTest, EveryPolicyScoresAndPrunesAsOneRankWithAllHeads) {
       AddGate(&signals);
     }
     if (name == "learned_mlp") continue;  // The same network for all heads, as any of the others.
+    if (facts->weight_count != nullptr && name != "attention_gate") AddWeights(*facts, &signals);
     ExpectSameVictims(score.policy(), signals, name);
     ExpectSameScores(score, signals, name);
     for (const v1::Scope scope : {v1::SCOPE_LAYER, v1::SCOPE_HEAD}) {
