@@ -81,7 +81,8 @@ class ComputeTest : public testing::Test {
   const std::unique_ptr<KvCompute> host_;
 };
 
-// A window of queries of `group` query heads for each kv head, and an engine's own importance.
+// A window of queries of `group` query heads for each kv head, an engine's own importance, and a matrix of three rows
+// over V for each plane.
 struct SomeSignals {
   SomeSignals(const KvShape& shape, uint64_t seed, uint32_t window = 3, uint32_t group = 2) {
     Random random(seed);
@@ -97,8 +98,12 @@ struct SomeSignals {
                 .query_stride_bytes = heads * shape.k_head_dim * sizeof(float),
                 .head_stride_bytes = shape.k_head_dim * sizeof(float)};
     s.importance = {importance.data(), uint64_t{shape.kv_heads} * shape.tokens, shape.tokens};
+    weights.resize(size_t{3} * shape.planes() * shape.v_head_dim);
+    for (float& x : weights) x = static_cast<float>(random.Normal());
+    s.weights = {.values = weights.data()};
+    s.weight_count = weights.size();
   }
-  std::vector<float> queries, importance;
+  std::vector<float> queries, importance, weights;
   Signals s;
 };
 
@@ -139,6 +144,7 @@ TEST_F(ComputeTest, EveryTypeAndLayoutScoresAsOnTheHost) {
       {"cake", {}},
       {"caote", {{"host", "importance"}}},
       {"graphkv", {{"host", "importance"}, {"sources", "3"}}},
+      {"criticalkv", {{"host", "importance"}}},
   };
   for (const KvDtype dtype :
        {KvDtype::kF32, KvDtype::kF16, KvDtype::kBf16, KvDtype::kFp8E4m3, KvDtype::kFp8E5m2}) {

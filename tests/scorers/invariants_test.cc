@@ -14,6 +14,7 @@
 namespace kvpool::scorers {
 namespace {
 
+constexpr uint64_t kMostWeights = 200;
 constexpr uint32_t kAllLayers = 3, kAllHeads = 2, kGroup = 2, kQueries = 5, kHeadDim = 8, kHidden = 6;
 
 std::vector<uint32_t> RankOf(const std::vector<float>& scores) {
@@ -59,8 +60,17 @@ struct AllSignals {
     s.hidden = {.values = fill(size_t{kAllLayers} * tokens * kHidden, [&] { return random.Normal(); }),
                 .layer_stride = uint64_t{tokens} * kHidden};
     s.hidden_dim = kHidden;
-    s.weight_count = 4 * (kHidden + 2) + 1;
-    s.weights = {.values = fill(s.weight_count, [&] { return random.Normal(); })};
+    s.weights = {.values = fill(kMostWeights, [&] { return random.Normal(); })};
+  }
+  // The signals, with as many weights as the policy and its host take.
+  Signals For(const std::string& policy, const KvShape& shape) {
+    const auto bound = BindPolicy(policy, {});
+    EXPECT_TRUE(bound.ok()) << policy << bound.status();
+    const PolicyFacts& facts = bound->facts();
+    s.weight_count =
+        facts.weight_count == nullptr ? 0 : facts.weight_count(bound->params, shape, kHidden, 60);
+    EXPECT_LE(s.weight_count, kMostWeights) << policy;
+    return s;
   }
   Signals s;
   std::vector<std::vector<float>> buffers;
@@ -248,7 +258,7 @@ TEST(InvariantsTest, RandomIsItsSeed) {
 TEST(InvariantsTest, NotANumberInOneTokenStaysThere) {
   for (const PolicyFacts* facts : Policies()) {
     const std::string name(facts->name);
-    const AllSignals all(18, 4);
+    AllSignals all(18, 4);
     const auto maker = [&](double bad) {
       return [bad](bool value, uint32_t l, uint32_t t, uint32_t h, uint32_t d) {
         return t == 7 && l == 1 && h == 0 && d == 3 ? bad : Normals(4)(value, l, t, h, d);
@@ -256,14 +266,15 @@ TEST(InvariantsTest, NotANumberInOneTokenStaysThere) {
     };
     for (const double bad : {std::numeric_limits<double>::quiet_NaN(), HUGE_VAL, -HUGE_VAL}) {
       const Sequence sequence(Small(4, 18), maker(bad));
-      const auto scores = ScoreSequence(sequence.kv(), all.s, name, {}, {.budget_tokens = 9});
+      const Signals signals = all.For(name, sequence.kv().shape);
+      const auto scores = ScoreSequence(sequence.kv(), signals, name, {}, {.budget_tokens = 9});
       ASSERT_TRUE(scores.ok()) << name << scores.status();
       for (uint32_t t = 0; t < 18; ++t) {
         // Pooling and block bounds spread a token's NaN to its neighbours in the kernel or block.
         const bool near = t / 4 == 1 || (t >= 5 && t <= 9);
         EXPECT_TRUE(near || !std::isnan(scores->tokens[t])) << name << " token " << t << " with " << bad;
       }
-      const auto again = ScoreSequence(sequence.kv(), all.s, name, {}, {.budget_tokens = 9});
+      const auto again = ScoreSequence(sequence.kv(), signals, name, {}, {.budget_tokens = 9});
       EXPECT_EQ(RankOf(scores->tokens), RankOf(again->tokens)) << name;
       EXPECT_EQ(RankOf(scores->blocks), RankOf(again->blocks)) << name;
     }
@@ -278,9 +289,11 @@ TEST(InvariantsTest, NotANumberInOneTokenStaysThere) {
 
 TEST(InvariantsTest, ZeroKeysAndValuesAreNumbers) {
   const Sequence zeros(Small(1, 9), [](bool, uint32_t, uint32_t, uint32_t, uint32_t) { return 0.0; });
-  const AllSignals all(9, 1);
+  AllSignals all(9, 1);
   for (const PolicyFacts* facts : Policies()) {
-    const auto scores = ScoreSequence(zeros.kv(), all.s, std::string(facts->name), {}, {.budget_tokens = 5});
+    const std::string name(facts->name);
+    const auto scores =
+        ScoreSequence(zeros.kv(), all.For(name, zeros.kv().shape), name, {}, {.budget_tokens = 5});
     ASSERT_TRUE(scores.ok()) << facts->name << scores.status();
     for (const float score : scores->tokens) EXPECT_FALSE(std::isnan(score)) << facts->name;
   }
@@ -291,8 +304,10 @@ TEST(InvariantsTest, ASequenceOfOneToken) {
   AllSignals all(1, 1);
   all.s.window.queries = 1;
   for (const PolicyFacts* facts : Policies()) {
-    EXPECT_TRUE(ScoreSequence(one.kv(), all.s, std::string(facts->name), {}, {.budget_tokens = 1}).ok())
-        << facts->name;
+    const std::string name(facts->name);
+    const auto scores =
+        ScoreSequence(one.kv(), all.For(name, one.kv().shape), name, {}, {.budget_tokens = 1});
+    EXPECT_TRUE(scores.ok()) << scores.status();
   }
 }
 

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "cuda/scorers/parts/policy.h"
+#include "cuda/scorers/parts/token_network.h"
 
 namespace kvpool::scorers {
 
@@ -68,10 +69,8 @@ struct AttentionGate {
     }
     context = team.Sum(context) / plane.tokens + double{own[2 * uint64_t{dim}]};
     for (uint32_t t = team.row(); t < plane.tokens; t += team.rows()) {
-      float logit = 0;
-      for (uint32_t d = team.in_row(); d < dim; d += team.row_width())
-        logit += hidden[uint64_t{t} * dim + d] * own[d];
-      logit = team.RowSum(logit);
+      const auto x = [&](uint32_t d) { return hidden[uint64_t{t} * dim + d]; };
+      const float logit = ProductOf(team, own, x, dim);
       if (team.in_row() == 0) scores[t] = static_cast<float>(1 / (1 + exp(-(double{logit} + context))));
     }
   }
