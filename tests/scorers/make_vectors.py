@@ -376,6 +376,18 @@ case("kvzap", per_plane(lambda l, h: [float(s >= 0.25) for s in kvzap(l, h)]), {
      ["output=flag", "threshold=0.25"])
 case("kvzap", per_plane(lambda l, h: [dot(ZAP_LINEAR[l]["w"][h], x) + ZAP_LINEAR[l]["b"][h] for x in HIDDEN[l]]),
      {"hidden": HIDDEN, "weights": flat(ZAP_LINEAR), **KV}, ["model=linear"])
+HEADS = [[struct_float(rng.random()) for _ in range(H)] for _ in range(L)]
+HEADS[0][0], HEADS[0][1] = 0.75, 0.25  # A layer with a head of either kind.
+
+
+def duo_attention(l, h, threshold, sinks, recent):
+    if HEADS[l][h] >= threshold:
+        return [1 + t / T for t in range(T)]
+    return [2 if t < sinks or t >= T - recent else t / T for t in range(T)]
+
+
+case("duo_attention", per_plane(lambda l, h: duo_attention(l, h, 0.5, 2, 4)), {"weights": HEADS, **KV}, ["sinks=2", "recent=4"])
+case("duo_attention", per_plane(lambda l, h: duo_attention(l, h, 0.8, 128, 256)), {"weights": HEADS, **KV}, ["threshold=0.8"])
 case("epicache", PEAK, {"peak": PEAK, **KV})
 case("epicache", per_plane(lambda l, h: window(l, h)[2]), {"queries": Q, **KV})
 case("kvzip", PEAK, {"peak": PEAK, **KV})

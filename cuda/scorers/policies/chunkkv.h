@@ -1,7 +1,7 @@
 // ChunkKV: another policy's scores as means over chunks of neighbouring tokens, so that spans of text stay whole.
 //
-// Every token of a chunk has the mean of the host's scores in it; the last chunk is as long as what is left. The mean over
-// the heads of a layer comes after that, and is the same as before it. Of the chunk at the budget's edge the newest
+// Every token of a chunk has the mean of the host's scores in it; the last chunk is as long as what is left. The mean
+// over the heads of a layer comes after that, and is the same as before it. Of the chunk at the budget's edge the newest
 // tokens stay: a budget of whole chunks cuts none, unless the last, shorter one stays. A sequence shorter than a chunk
 // keeps the host's scores, as in kvpress. (ChunkKV, arXiv 2502.00299, section 3.2.)
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_CHUNKKV_H_
