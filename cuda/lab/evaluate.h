@@ -30,7 +30,7 @@ struct Options {
   scorers::PlaneReduction over_layers = scorers::PlaneReduction::kMean;
   uint32_t budget_tokens = 0;  // 0: as in the file
   HeadBudgets heads = HeadBudgets::kUniform;
-  double safeguard = 0.2;  // of kAda: the share of its budget that a head keeps at least
+  double safeguard = 0.2;  // kAda leaves each head this share of its budget at least.
   uint32_t tokens_per_block = 0;
   uint32_t threads = 1;
   // The device that scores; null: this host, on `threads` threads.
