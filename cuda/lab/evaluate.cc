@@ -40,25 +40,46 @@ struct Chosen {
   std::vector<uint8_t> marks;
 };
 
-// Appends the `count` lowest of each row to the victims, and the others to the kept.
-absl::Status Choose(const std::vector<float>& scores, const Chosen& chosen, Choice* choice) {
-  const size_t items = chosen.marks.size();
+// Appends the victims of a row, which are ascending, and the others as kept.
+void Append(std::vector<uint32_t> victims, uint32_t items, Choice* choice) {
+  std::vector<uint32_t> kept;
+  size_t next = 0;
+  for (uint32_t i = 0; i < items; ++i) {
+    if (next < victims.size() && victims[next] == i) {
+      ++next;
+    } else {
+      kept.push_back(i);
+    }
+  }
+  choice->victims.push_back(std::move(victims));
+  choice->kept.push_back(std::move(kept));
+}
+
+// Chooses the `count` lowest of each row, or as many on average where the rows of a layer, its `heads`, share a budget.
+absl::Status Choose(const std::vector<float>& scores, const Chosen& chosen, uint32_t heads,
+                    const Options& options, Choice* choice) {
+  const auto items = static_cast<uint32_t>(chosen.marks.size());
+  if (options.heads == HeadBudgets::kAda) {
+    if (options.scope != scorers::Scope::kHead) {
+      return absl::InvalidArgumentError("--heads=ada needs --scope=head: rows of heads share a budget");
+    }
+    for (uint32_t first = 0; first < choice->scores.rows; first += heads) {
+      ASSIGN_OR_RETURN(
+          std::vector<std::vector<uint32_t>> victims,
+          scorers::SelectShared(scores.data() + size_t{first} * items,
+                                {.rows = heads, .count = chosen.count, .safeguard = options.safeguard},
+                                chosen.marks));
+      for (std::vector<uint32_t>& of_head : victims) Append(std::move(of_head), items, choice);
+    }
+    return absl::OkStatus();
+  }
   std::vector<uint64_t> keys(items);
   for (size_t row = 0; row < choice->scores.rows; ++row) {
-    std::vector<uint32_t> victims(chosen.count), kept;
+    std::vector<uint32_t> victims(chosen.count);
     RETURN_IF_ERROR(scorers::SelectVictims(absl::MakeConstSpan(scores).subspan(row * items, items),
                                            chosen.marks, chosen.count, absl::MakeSpan(keys),
                                            absl::MakeSpan(victims)));
-    size_t next = 0;
-    for (uint32_t i = 0; i < items; ++i) {
-      if (next < victims.size() && victims[next] == i) {
-        ++next;
-      } else {
-        kept.push_back(i);
-      }
-    }
-    choice->victims.push_back(std::move(victims));
-    choice->kept.push_back(std::move(kept));
+    Append(std::move(victims), items, choice);
   }
   return absl::OkStatus();
 }
@@ -109,7 +130,7 @@ absl::StatusOr<Choice> Prune(const Problem& problem, const BoundPolicy& policy, 
   scorers::MarkProtectedBlocks(
       scorers::ProtectionOf(policy, shape, problem.signals().window.own_tokens(), budget), {}, shape,
       absl::MakeSpan(chosen.marks));
-  RETURN_IF_ERROR(Choose(choice.scores.blocks, chosen, &choice));
+  RETURN_IF_ERROR(Choose(choice.scores.blocks, chosen, shape.kv_heads, options, &choice));
   return choice;
 }
 
@@ -124,7 +145,7 @@ absl::StatusOr<Choice> Compact(const Problem& problem, const BoundPolicy& policy
   scorers::MarkProtectedTokens(
       scorers::ProtectionOf(policy, shape, problem.signals().window.own_tokens(), budget), {}, shape,
       absl::MakeSpan(chosen.marks));
-  RETURN_IF_ERROR(Choose(choice.scores.tokens, chosen, &choice));
+  RETURN_IF_ERROR(Choose(choice.scores.tokens, chosen, shape.kv_heads, options, &choice));
   return choice;
 }
 

@@ -15,6 +15,12 @@
 
 namespace kvpool::lab {
 
+// How the heads of a layer share its budget, where each head keeps tokens of its own (Scope::kHead).
+enum class HeadBudgets : uint8_t {
+  kUniform,  // each keeps as many
+  kAda,      // scorers::SelectShared
+};
+
 struct Options {
   std::string policy = scorers::kDefaultPolicy;
   std::vector<std::pair<std::string, std::string>> settings;
@@ -23,6 +29,8 @@ struct Options {
   scorers::PlaneReduction over_heads = scorers::PlaneReduction::kMean;
   scorers::PlaneReduction over_layers = scorers::PlaneReduction::kMean;
   uint32_t budget_tokens = 0;  // 0: as in the file
+  HeadBudgets heads = HeadBudgets::kUniform;
+  double safeguard = 0.2;  // kAda leaves each head this share of its budget at least.
   uint32_t tokens_per_block = 0;
   uint32_t threads = 1;
   // The device that scores; null: this host, on `threads` threads.
@@ -48,7 +56,8 @@ struct Choice {
   std::vector<std::vector<uint32_t>> victims;
   std::vector<std::vector<uint32_t>> kept;
 };
-// INVALID_ARGUMENT: there is no budget, or it is below the number of protected ones.
+// INVALID_ARGUMENT: there is no budget, it is below the number of protected ones, or heads are to share it in another
+// scope than theirs.
 absl::StatusOr<Choice> Prune(const Problem& problem, const scorers::BoundPolicy& policy,
                              const Options& options);
 absl::StatusOr<Choice> Compact(const Problem& problem, const scorers::BoundPolicy& policy,

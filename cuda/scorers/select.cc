@@ -1,6 +1,7 @@
 #include "cuda/scorers/select.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "cuda/scorers/parts/order.h"
@@ -86,6 +87,50 @@ absl::Status SelectRows(const float* scores, uint32_t rows, absl::Span<const uin
                                   absl::MakeSpan(*keys), victims.subspan(size_t{row} * count, count)));
   }
   return absl::OkStatus();
+}
+
+uint32_t LeastKept(uint32_t kept, double safeguard) {
+  if (kept == 0 || safeguard <= 0) return 0;
+  return std::max(1u, static_cast<uint32_t>(std::min(safeguard, 1.0) * kept));
+}
+
+absl::StatusOr<std::vector<std::vector<uint32_t>>> SelectShared(const float* scores,
+                                                                const SharedChoice& choice,
+                                                                absl::Span<const uint8_t> protected_marks) {
+  const size_t items = protected_marks.size();
+  if (uint64_t{choice.rows} * items > std::numeric_limits<uint32_t>::max()) {
+    return absl::InvalidArgumentError(absl::StrCat(choice.rows, " heads of ", items,
+                                                   " items share a budget; together they may be ",
+                                                   std::numeric_limits<uint32_t>::max()));
+  }
+  const size_t protected_items =
+      std::count_if(protected_marks.begin(), protected_marks.end(), [](uint8_t mark) { return mark != 0; });
+  RETURN_IF_ERROR(TooFewCandidates(items - protected_items, items, choice.count));
+  const size_t kept = items - choice.count, least = LeastKept(static_cast<uint32_t>(kept), choice.safeguard);
+  const size_t safe = least - std::min(least, protected_items);
+  std::vector<uint64_t> keys, of_row;
+  for (uint32_t row = 0; row < choice.rows; ++row) {
+    of_row.clear();
+    for (uint32_t i = 0; i < items; ++i) {
+      if (protected_marks[i] == 0) of_row.push_back(OrderOf(scores[row * items + i], i));
+    }
+    // At least `count` are left, as no more than `kept` stay in any case.
+    const auto end = of_row.end() - static_cast<ptrdiff_t>(safe);
+    std::nth_element(of_row.begin(), end, of_row.end());
+    for (auto key = of_row.begin(); key != end; ++key) {
+      const uint32_t item = static_cast<uint32_t>(*key);
+      keys.push_back((*key >> 32 << 32) | (item * choice.rows + row));
+    }
+  }
+  const size_t leaving = size_t{choice.count} * choice.rows;
+  std::nth_element(keys.begin(), keys.begin() + static_cast<ptrdiff_t>(leaving), keys.end());
+  std::vector<std::vector<uint32_t>> victims(choice.rows);
+  for (size_t i = 0; i < leaving; ++i) {
+    const uint32_t place = static_cast<uint32_t>(keys[i]);
+    victims[place % choice.rows].push_back(place / choice.rows);
+  }
+  for (std::vector<uint32_t>& of : victims) std::sort(of.begin(), of.end());
+  return victims;
 }
 
 absl::Status CheckCandidates(absl::Span<const uint8_t> protected_marks, uint32_t count) {

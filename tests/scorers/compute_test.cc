@@ -81,7 +81,8 @@ class ComputeTest : public testing::Test {
   const std::unique_ptr<KvCompute> host_;
 };
 
-// A window of queries of `group` query heads for each kv head, and an engine's own importance.
+// A window of queries of `group` query heads for each kv head, an engine's own importance, and a matrix of three rows
+// over V for each plane.
 struct SomeSignals {
   SomeSignals(const KvShape& shape, uint64_t seed, uint32_t window = 3, uint32_t group = 2) {
     Random random(seed);
@@ -97,13 +98,20 @@ struct SomeSignals {
                 .query_stride_bytes = heads * shape.k_head_dim * sizeof(float),
                 .head_stride_bytes = shape.k_head_dim * sizeof(float)};
     s.importance = {importance.data(), uint64_t{shape.kv_heads} * shape.tokens, shape.tokens};
+    weights.resize(size_t{3} * shape.planes() * shape.v_head_dim);
+    for (float& x : weights) x = static_cast<float>(random.Normal());
+    s.weights = {.values = weights.data()};
+    s.weight_count = weights.size();
   }
   // Small weights, as many as the policy takes, which keep softmax's logits small too.
   void Weigh(const std::string& policy, const KvShape& shape) {
     const auto bound = BindPolicy(policy, {});
     ASSERT_TRUE(bound.ok()) << bound.status();
     const PolicyFacts& facts = bound->facts();
-    s.weight_count = facts.weight_count == nullptr ? 0 : facts.weight_count(bound->params, shape, 0, 1);
+    s.weight_count =
+        facts.weight_count == nullptr
+            ? 0
+            : facts.weight_count(bound->params, shape, 0, uint64_t{3} * shape.planes() * shape.v_head_dim);
     Random random(s.weight_count);
     weights.resize(s.weight_count);
     for (float& x : weights) x = static_cast<float>(random.Normal() / 8);
@@ -155,6 +163,7 @@ TEST_F(ComputeTest, EveryTypeAndLayoutScoresAsOnTheHost) {
       {"cake", {}},
       {"caote", {{"host", "importance"}}},
       {"graphkv", {{"host", "importance"}, {"sources", "3"}}},
+      {"criticalkv", {{"host", "importance"}}},
   };
   for (const KvDtype dtype :
        {KvDtype::kF32, KvDtype::kF16, KvDtype::kBf16, KvDtype::kFp8E4m3, KvDtype::kFp8E5m2}) {

@@ -14,6 +14,7 @@
 namespace kvpool::scorers {
 namespace {
 
+constexpr uint64_t kMostWeights = 1024;
 constexpr uint32_t kAllLayers = 3, kAllHeads = 2, kGroup = 2, kQueries = 5, kHeadDim = 8, kHidden = 6;
 
 std::vector<uint32_t> RankOf(const std::vector<float>& scores) {
@@ -61,19 +62,16 @@ struct AllSignals {
     s.hidden_dim = kHidden;
     s.weights = {.values = fill(kMostWeights, [&] { return random.Normal(); })};
   }
-  // As many of the weights as the policy takes.
-  const Signals& For(const PolicyFacts& facts) {
-    const auto bound = BindPolicy(std::string(facts.name), {});
+  // The signals, with as many weights as the policy and its host take.
+  Signals For(const std::string& policy, const KvShape& shape) {
+    const auto bound = BindPolicy(policy, {});
+    EXPECT_TRUE(bound.ok()) << policy << bound.status();
+    const PolicyFacts& facts = bound->facts();
     s.weight_count =
-        facts.weight_count == nullptr
-            ? 0
-            : facts.weight_count(bound->params,
-                                 {.layers = kAllLayers, .kv_heads = kAllHeads, .k_head_dim = kHeadDim},
-                                 kHidden, /*given=*/4 * (kHidden + 2) + 1);
-    EXPECT_LE(s.weight_count, kMostWeights) << facts.name;
+        facts.weight_count == nullptr ? 0 : facts.weight_count(bound->params, shape, kHidden, 60);
+    EXPECT_LE(s.weight_count, kMostWeights) << policy;
     return s;
   }
-  static constexpr uint64_t kMostWeights = 1024;
   Signals s;
   std::vector<std::vector<float>> buffers;
 };
@@ -261,7 +259,6 @@ TEST(InvariantsTest, NotANumberInOneTokenStaysThere) {
   for (const PolicyFacts* facts : Policies()) {
     const std::string name(facts->name);
     AllSignals all(18, 4);
-    all.For(*facts);
     const auto maker = [&](double bad) {
       return [bad](bool value, uint32_t l, uint32_t t, uint32_t h, uint32_t d) {
         return t == 7 && l == 1 && h == 0 && d == 3 ? bad : Normals(4)(value, l, t, h, d);
@@ -269,14 +266,15 @@ TEST(InvariantsTest, NotANumberInOneTokenStaysThere) {
     };
     for (const double bad : {std::numeric_limits<double>::quiet_NaN(), HUGE_VAL, -HUGE_VAL}) {
       const Sequence sequence(Small(4, 18), maker(bad));
-      const auto scores = ScoreSequence(sequence.kv(), all.s, name, {}, {.budget_tokens = 9});
+      const Signals signals = all.For(name, sequence.kv().shape);
+      const auto scores = ScoreSequence(sequence.kv(), signals, name, {}, {.budget_tokens = 9});
       ASSERT_TRUE(scores.ok()) << name << scores.status();
       for (uint32_t t = 0; t < 18; ++t) {
         // Pooling and block bounds spread a token's NaN to its neighbours in the kernel or block.
         const bool near = t / 4 == 1 || (t >= 5 && t <= 9);
         EXPECT_TRUE(near || !std::isnan(scores->tokens[t])) << name << " token " << t << " with " << bad;
       }
-      const auto again = ScoreSequence(sequence.kv(), all.s, name, {}, {.budget_tokens = 9});
+      const auto again = ScoreSequence(sequence.kv(), signals, name, {}, {.budget_tokens = 9});
       EXPECT_EQ(RankOf(scores->tokens), RankOf(again->tokens)) << name;
       EXPECT_EQ(RankOf(scores->blocks), RankOf(again->blocks)) << name;
     }
@@ -293,8 +291,9 @@ TEST(InvariantsTest, ZeroKeysAndValuesAreNumbers) {
   const Sequence zeros(Small(1, 9), [](bool, uint32_t, uint32_t, uint32_t, uint32_t) { return 0.0; });
   AllSignals all(9, 1);
   for (const PolicyFacts* facts : Policies()) {
+    const std::string name(facts->name);
     const auto scores =
-        ScoreSequence(zeros.kv(), all.For(*facts), std::string(facts->name), {}, {.budget_tokens = 5});
+        ScoreSequence(zeros.kv(), all.For(name, zeros.kv().shape), name, {}, {.budget_tokens = 5});
     ASSERT_TRUE(scores.ok()) << facts->name << scores.status();
     for (const float score : scores->tokens) EXPECT_FALSE(std::isnan(score)) << facts->name;
   }
@@ -305,9 +304,10 @@ TEST(InvariantsTest, ASequenceOfOneToken) {
   AllSignals all(1, 1);
   all.s.window.queries = 1;
   for (const PolicyFacts* facts : Policies()) {
+    const std::string name(facts->name);
     const auto scores =
-        ScoreSequence(one.kv(), all.For(*facts), std::string(facts->name), {}, {.budget_tokens = 1});
-    EXPECT_TRUE(scores.ok()) << facts->name << scores.status();
+        ScoreSequence(one.kv(), all.For(name, one.kv().shape), name, {}, {.budget_tokens = 1});
+    EXPECT_TRUE(scores.ok()) << scores.status();
   }
 }
 

@@ -115,6 +115,37 @@ TEST(ProblemTest, ShapesThatDoNotFitAreNamed) {
   EXPECT_THAT(error(R"({"K": [[1], [2], [3], [4]]})", "streaming_llm", 2), HasSubstr("are protected"));
 }
 
+TEST(CompactTest, HeadsOfALayerShareItsBudget) {
+  const std::string input = R"({"K": [[[1],[1]],[[1],[1]],[[1],[1]],[[1],[1]],[[1],[1]]],
+                               "importance": [[10, 11, 12, 13, 14], [1, 2, 3, 4, 5]], "B": 2})";
+  Options options{.policy = "importance", .scope = scorers::Scope::kHead, .budget_tokens = 3};
+  const auto uniform = CompactText(input, options);
+  ASSERT_TRUE(uniform.ok()) << uniform.status();
+  EXPECT_THAT(uniform->kept, ElementsAre(ElementsAre(2, 3, 4), ElementsAre(2, 3, 4)));
+  options.heads = HeadBudgets::kAda;
+  const auto shared = CompactText(input, options);
+  ASSERT_TRUE(shared.ok()) << shared.status();
+  EXPECT_THAT(shared->kept, ElementsAre(ElementsAre(0, 1, 2, 3, 4), ElementsAre(4)));
+  EXPECT_THAT(shared->victims, ElementsAre(ElementsAre(), ElementsAre(0, 1, 2, 3)));
+  options.scope = scorers::Scope::kLayer;
+  EXPECT_THAT(std::string(CompactText(input, options).status().message()), HasSubstr("needs --scope=head"));
+}
+
+// Retrieval heads keep all, streaming heads two sinks and the last three tokens, where the budget is so large.
+TEST(CompactTest, DuoAttentionsStreamingHeadsGiveTheirMiddle) {
+  std::string keys = "[";
+  for (int t = 0; t < 12; ++t) keys += std::string(t > 0 ? "," : "") + "[[1],[1]]";
+  Options options{.policy = "duo_attention",
+                  .settings = {{"sinks", "2"}, {"recent", "3"}},
+                  .scope = scorers::Scope::kHead,
+                  .budget_tokens = 9,
+                  .heads = HeadBudgets::kAda};
+  const auto choice = CompactText("{\"K\": " + keys + "], \"weights\": [0.9, 0.1]}", options);
+  ASSERT_TRUE(choice.ok()) << choice.status();
+  EXPECT_EQ(choice->kept[0].size(), 12u);
+  EXPECT_THAT(choice->kept[1], ElementsAre(0, 1, 8, 9, 10, 11));
+}
+
 TEST(ExplainTest, MarksWhatLeaves) {
   const auto choice =
       CompactText(R"({"importance": [5, 1, 4, 2, 3], "B": 2})", {.policy = "importance", .budget_tokens = 3});

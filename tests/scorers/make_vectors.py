@@ -239,6 +239,45 @@ def graphkv(l, h, sources):
     return p
 
 
+def chunked(x, length):
+    out = []
+    for first in range(0, T, length):
+        part = x[first:first + length]
+        out += [sum(part) / len(part)] * len(part)
+    return out
+
+
+def triangle(rows):
+    """R of rows = Q R, by Gram and Schmidt."""
+    basis, r = [], [[0.0] * D for _ in range(D)]
+    for d in range(D):
+        column = [row[d] for row in rows]
+        for i, q in enumerate(basis):
+            r[i][d] = dot(q, column)
+            column = [c - r[i][d] * a for c, a in zip(column, q)]
+        r[d][d] = norm(column)
+        basis.append([c / r[d][d] for c in column])
+    return r
+
+
+def projected(l, h, v, squares):
+    """The mean over query heads of the 1-norm of W_o v; or the 2-norm over all of them by their number."""
+    of_heads = [[dot(row, v) for row in w] for w in W_O[l][h]]
+    if squares:
+        return math.sqrt(sum(norm(x) ** 2 for x in of_heads)) / G
+    return sum(sum(map(abs, x)) for x in of_heads) / G
+
+
+def criticalkv(l, h, squares, budget, share=0.5):
+    host = IMPORTANCE[l][h]
+    scores = [(a + 1e-4) * projected(l, h, v, squares) for a, v in zip(host, values(l, h))]
+    first = max(1, int(budget * share)) if budget and share else 0
+    above = 2 * (max(scores) - min(scores))
+    for t in sorted(range(T), key=lambda t: (host[t], t))[T - first:]:
+        scores[t] += above
+    return scores
+
+
 def falling(x):
     return 2 / (1 + math.exp(x))
 
@@ -297,6 +336,29 @@ def pool_features(l, h, t):
     k, v = norm(K[l][t][h]), norm(V[l][t][h])
     return [k, v, v / k, -keydiff(l, h)[t], (T - 1 - t) / T, (NOW - LAST[l][h][t]) / T, MASS[l][h][t] / COUNTS[l][h][t],
             l / L]
+
+
+# W_o of each query head, [hidden_dim][D]: of a kv head its group's, one over the other and divided by their number.
+HIDDEN_DIM = 7
+W_O = normal(L, H, G, HIDDEN_DIM, D)
+STACKED = [[[[x / G for x in row] for w in W_O[l][h] for row in w] for h in range(H)] for l in range(L)]
+ZAP = [{"W1": normal(3, 5), "b1": normal(3), "w2": normal(H, 3), "b2": normal(H)} for _ in range(L)]
+ZAP_LINEAR = [{"w": normal(H, 5), "b": normal(H)} for _ in range(L)]
+
+
+def gelu(x):
+    return x / 2 * (1 + math.erf(x / math.sqrt(2)))
+
+
+def kvzap(l, h):
+    z = ZAP[l]
+    return [dot(z["w2"][h], [gelu(dot(w, x) + b) for w, b in zip(z["W1"], z["b1"])]) + z["b2"][h] for x in HIDDEN[l]]
+
+
+def flat(x):
+    if isinstance(x, dict):
+        x = list(x.values())
+    return [number for part in x for number in flat(part)] if isinstance(x, list) else [x]
 
 
 CASES = []
@@ -369,6 +431,19 @@ for policy, fast in (("caote", False), ("fast_caote", True)):
          blocks=per_plane(lambda l, h: caote_blocks(l, h, fast)))
 case("graphkv", per_plane(lambda l, h: graphkv(l, h, 3)), {"importance": IMPORTANCE, **KV},
      ["host=importance", "sources=3"])
+for length in (3, 5, 20):
+    case("chunkkv", per_plane(lambda l, h: chunked(IMPORTANCE[l][h], length if length <= T else 1)),
+         {"importance": IMPORTANCE, **KV}, ["host=importance", f"chunk_length={length}"])
+case("chunkkv", per_plane(lambda l, h: chunked(pooled(window(l, h)[0], 5, "avg"), 4)), {"queries": Q, **KV},
+     ["host=snapkv", "chunk_length=4"])
+CRITICAL = {"importance": IMPORTANCE, "weights": STACKED, **KV}
+case("criticalkv", per_plane(lambda l, h: criticalkv(l, h, False, 0)), CRITICAL, ["host=importance"])
+case("criticalkv", per_plane(lambda l, h: criticalkv(l, h, False, 7)), CRITICAL, ["host=importance"], 7)
+case("criticalkv", per_plane(lambda l, h: criticalkv(l, h, False, 1)), CRITICAL, ["host=importance"], 1)
+case("criticalkv", per_plane(lambda l, h: criticalkv(l, h, False, 7, 0)), CRITICAL, ["host=importance", "first_stage=0"], 7)
+for matrix in (STACKED, [[triangle(STACKED[l][h]) for h in range(H)] for l in range(L)]):
+    case("criticalkv", per_plane(lambda l, h: criticalkv(l, h, True, 7)), {**CRITICAL, "weights": matrix},
+         ["host=importance", "norm=l2"], 7)
 LAZY = {"last_attended": LAST, "interval": INTERVAL, "now": NOW, **KV}
 case("lazy_eviction", per_plane(lambda l, h: lazy(l, h, lambda m: falling(m - 1))), LAZY)
 case("lazy_eviction", per_plane(lambda l, h: lazy(l, h, lambda m: falling(1 / m))), LAZY, ["h2=inverse"])
@@ -386,8 +461,27 @@ case("attention_gate", per_plane(gate), {"hidden": HIDDEN, "weights": GATE, **KV
 case("learned_mlp", per_plane(lambda l, h: [mlp(MLP, x) for x in HIDDEN[l]]), {"hidden": HIDDEN, **MLP, **KV})
 case("learned_mlp", per_plane(lambda l, h: [mlp(POOL_MLP, pool_features(l, h, t)) for t in range(T)]),
      {"mass": MASS, "last_attended": LAST, "now": NOW, **POOL_MLP, **KV}, ["features=pool"])
+case("kvzap", per_plane(kvzap), {"hidden": HIDDEN, "weights": flat(ZAP), **KV})
+case("kvzap", per_plane(lambda l, h: [float(s >= 0.25) for s in kvzap(l, h)]), {"hidden": HIDDEN, "weights": flat(ZAP), **KV},
+     ["output=flag", "threshold=0.25"])
+case("kvzap", per_plane(lambda l, h: [dot(ZAP_LINEAR[l]["w"][h], x) + ZAP_LINEAR[l]["b"][h] for x in HIDDEN[l]]),
+     {"hidden": HIDDEN, "weights": flat(ZAP_LINEAR), **KV}, ["model=linear"])
+HEADS = [[struct_float(rng.random()) for _ in range(H)] for _ in range(L)]
+HEADS[0][0], HEADS[0][1] = 0.75, 0.25  # A layer with a head of either kind.
+
+
+def duo_attention(l, h, threshold, sinks, recent):
+    if HEADS[l][h] >= threshold:
+        return [1 + t / T for t in range(T)]
+    return [2 if t < sinks or t >= T - recent else t / T for t in range(T)]
+
+
+case("duo_attention", per_plane(lambda l, h: duo_attention(l, h, 0.5, 2, 4)), {"weights": HEADS, **KV}, ["sinks=2", "recent=4"])
+case("duo_attention", per_plane(lambda l, h: duo_attention(l, h, 0.8, 128, 256)), {"weights": HEADS, **KV}, ["threshold=0.8"])
 case("epicache", PEAK, {"peak": PEAK, **KV})
 case("epicache", per_plane(lambda l, h: window(l, h)[2]), {"queries": Q, **KV})
+case("kvzip", PEAK, {"peak": PEAK, **KV})
+case("kvzip", per_plane(lambda l, h: window(l, h)[2]), {"queries": Q, **KV})
 
 # K, V and the signals once, by name; a case's input refers to them.
 SHARED = {"K": K, "V": V, "queries": Q, "mass": MASS, "mass_square": SQUARE, "last_attended": LAST, "hidden": HIDDEN,

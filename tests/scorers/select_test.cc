@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <tuple>
 #include <vector>
 
 #include "cuda/scorers/gather.h"
@@ -52,6 +54,67 @@ TEST(SelectTest, WhatIsProtectedStays) {
   const auto none = Victims({0, 1, 2, 3}, 2, {1, 1, 1, 0});
   EXPECT_EQ(none.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(none.status().message(), HasSubstr("2 of 4 must leave for the budget, but 3 are protected"));
+}
+
+// What SelectShared does, by sorting all there is.
+std::vector<std::vector<uint32_t>> SharedBySorting(const std::vector<float>& scores,
+                                                   const SharedChoice& choice,
+                                                   const std::vector<uint8_t>& marks) {
+  const uint32_t items = static_cast<uint32_t>(marks.size()), rows = choice.rows;
+  const uint32_t least = LeastKept(items - choice.count, choice.safeguard);
+  std::vector<std::tuple<uint32_t, uint32_t, uint32_t>> all;  // (order of the score, item, row)
+  for (uint32_t row = 0; row < rows; ++row) {
+    std::vector<std::tuple<bool, uint32_t, uint32_t>> own;  // (protected, order of the score, item)
+    for (uint32_t i = 0; i < items; ++i) own.emplace_back(marks[i] != 0, OrderOf(scores[row * items + i]), i);
+    std::sort(own.begin(), own.end());
+    for (uint32_t i = 0; i + least < items; ++i) {
+      if (!std::get<0>(own[i])) all.emplace_back(std::get<1>(own[i]), std::get<2>(own[i]), row);
+    }
+  }
+  std::sort(all.begin(), all.end());
+  std::vector<std::vector<uint32_t>> victims(rows);
+  for (uint32_t i = 0; i < choice.count * rows; ++i)
+    victims[std::get<2>(all[i])].push_back(std::get<1>(all[i]));
+  for (auto& of : victims) std::sort(of.begin(), of.end());
+  return victims;
+}
+
+TEST(SelectSharedTest, SameAsSorting) {
+  Random random(8);
+  for (int round = 0; round < 300; ++round) {
+    const uint32_t rows = 1 + random.Below(5), items = 1 + random.Below(60);
+    std::vector<float> scores(size_t{rows} * items);
+    for (float& x : scores)
+      x = round % 2 == 0 ? static_cast<float>(random.Below(5)) : static_cast<float>(random.Normal());
+    if (random.Below(3) == 0) scores[random.Below(scores.size())] = kNoScore;
+    std::vector<uint8_t> marks(items);
+    for (uint8_t& mark : marks) mark = random.Below(5) == 0;
+    const uint32_t candidates = static_cast<uint32_t>(std::count(marks.begin(), marks.end(), 0));
+    const SharedChoice choice = {.rows = rows,
+                                 .count = static_cast<uint32_t>(random.Below(candidates + 1)),
+                                 .safeguard = std::vector<double>{0, 0.2, 0.7, 1}[random.Below(4)]};
+    const auto victims = SelectShared(scores.data(), choice, marks);
+    ASSERT_TRUE(victims.ok()) << victims.status();
+    EXPECT_EQ(*victims, SharedBySorting(scores, choice, marks)) << "round " << round;
+  }
+}
+
+TEST(SelectSharedTest, ARowOfHighScoresKeepsMoreAndTheOtherItsSafeguard) {
+  const std::vector<float> scores = {10, 11, 12, 13, 14, 1, 2, 3, 4, 5};
+  const std::vector<uint8_t> none(5), first = {1, 0, 0, 0, 0};
+  const auto victims = [&](double safeguard, const std::vector<uint8_t>& marks) {
+    return SelectShared(scores.data(), {.rows = 2, .count = 2, .safeguard = safeguard}, marks).value();
+  };
+  EXPECT_THAT(victims(0.2, none), ElementsAre(ElementsAre(), ElementsAre(0, 1, 2, 3)));
+  EXPECT_THAT(victims(0, none), ElementsAre(ElementsAre(), ElementsAre(0, 1, 2, 3)));
+  EXPECT_THAT(victims(0.7, none), ElementsAre(ElementsAre(0), ElementsAre(0, 1, 2)));
+  EXPECT_THAT(victims(1, none), ElementsAre(ElementsAre(0, 1), ElementsAre(0, 1)));
+  EXPECT_THAT(victims(0.7, first), ElementsAre(ElementsAre(1), ElementsAre(1, 2, 3)));
+  const auto too_few = SelectShared(scores.data(), {.rows = 2, .count = 5}, first);
+  EXPECT_THAT(too_few.status().message(), HasSubstr("5 of 5 must leave for the budget, but 1 are protected"));
+  EXPECT_EQ(LeastKept(10, 0.7), 7u);
+  EXPECT_EQ(LeastKept(3, 0.2), 1u);
+  EXPECT_EQ(LeastKept(0, 0.2), 0u);
 }
 
 TEST(SelectTest, SameAsSorting) {

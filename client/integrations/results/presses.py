@@ -21,7 +21,15 @@ METHODS = {  # kvpress's class: (policy, parameters, what is told beside K and V
     "ObservedAttentionPress": ("attention_mean", {"norm": "visible_queries"}, ("mass",),
                                "both the sum over queries by how many could see the token; h2o keeps the sum"),
     "StreamingLLMPress": ("streaming_llm", {}, (), "theirs 1 or 0 by what stays, ours by age: what stays is compared"),
+    "ChunkKVPress": ("chunkkv", {"host": "inverse_key_l2"}, (), "both of KnormPress, in chunks of 20 tokens for a layer's heads together: what stays "
+                     "is compared"),
+    "CriticalKVPress": ("criticalkv", {"host": "inverse_key_l2"}, ("output",), "both of KnormPress, by the 1-norm behind the output projection: what "
+                        "stays is compared"),
+    "KVzapPress": ("kvzap", {}, ("hidden", "surrogate"), "both a network of hidden states, here with random weights"),
 }
+SIGNALS = {"output": "weights", "surrogate": "weights"}  # An array that is told under another name than its own.
+OF_LAYER = {"TOVAPress", "ChunkKVPress"}  # Theirs is the same for all heads of a layer; ours is too, where a layer is pruned as one.
+CHOICES = {"StreamingLLMPress", "ChunkKVPress", "CriticalKVPress"}  # Theirs is 1 for what stays.
 UNSEEN = {"SnapKVPress": 64, "PyramidKVPress": 64, "TOVAPress": 1}  # Last tokens whose score is a definition of its own.
 
 
@@ -67,15 +75,26 @@ def _budgets(session, arrays):
     return [int(budget) - window for budget in plan.budget_tokens], theirs.tolist()
 
 
-def _scores(sequence, press, arrays):
+def _signal(session, name, array):
+    """In blocks where it is larger than a message takes."""
+    per_layer, per_head = name != "weights", name not in ("weights", "hidden")
+    if array.nbytes <= 1 << 20:
+        return kvpool.Signal(name, array, per_layer=per_layer, per_head=per_head)
+    blocks = kvpool.BlockArray(session, array.nbytes)
+    blocks.write(np.ascontiguousarray(array))
+    return kvpool.Signal(name, blocks, per_layer=per_layer, per_head=per_head, nbytes=0 if per_layer else array.nbytes)
+
+
+def _scores(session, sequence, press, arrays):
     """[layers, kv_heads, tokens] by the daemon."""
     policy, params, told, _ = METHODS[press]
     # [layers, q_heads, queries, dim] becomes [layers, queries, q_heads, dim].
     window = kvpool.QueryWindow(np.ascontiguousarray(arrays["window"].transpose(0, 2, 1, 3))) if "window" in told else None
-    signals = [kvpool.Signal(name, arrays[name], per_layer=True, per_head=True) for name in told if name != "window"]
-    scorer = kvpool.Scorer(policy, params, signals=signals, window=window)
-    scores = sequence.score(scorer, scope="head", token_scores=True, fresh=True).token_scores.reshape(arrays[press].shape)
-    if press == "TOVAPress":  # Theirs is the mean over a layer's heads; ours is too, where a layer is pruned as one.
+    signals = [_signal(session, SIGNALS.get(name, name), arrays[name]) for name in told if name != "window"]
+    scorer = kvpool.Scorer(policy, params, signals=signals, window=window, hidden_dim=arrays["hidden"].shape[-1] if "hidden" in told else 0)
+    scores = sequence.score(scorer, scope="head", token_scores=True, fresh=True,
+                            budget_tokens=int(arrays["keys"].shape[2] * arrays["kept"])).token_scores.reshape(arrays[press].shape)
+    if press in OF_LAYER:
         scores = np.repeat(scores.mean(1, keepdims=True), scores.shape[1], axis=1)
     return scores
 
@@ -95,11 +114,11 @@ def measure(here, cell):
     session, sequence = here.once(("kvpress sequence",), lambda: _cached(daemon, arrays))
     seen = arrays["keys"].shape[2] - UNSEEN.get(press, 0)
     ours, theirs = (array[..., :seen].reshape(-1, seen).astype(np.float64) for array in (
-        _scores(sequence, press, arrays), arrays[press]))
+        _scores(session, sequence, press, arrays), arrays[press]))
     value = {"heads": len(ours), "tokens": seen, "kept": 0, "others": 0}
     if press == "PyramidKVPress":
         value["budgets"], value["their_budgets"] = _budgets(session, arrays)
-    if press == "StreamingLLMPress":
+    if press in CHOICES:
         counts = theirs.sum(1).astype(int)  # What stays with them.
     else:
         counts = [int(seen * arrays["kept"])] * len(ours)

@@ -19,7 +19,8 @@ struct AttendreLfa {
       .title = "Attendre LFA",
       .source = "arXiv 2401.04881",
       .description =
-          "Keeps entries attended most often: hits among chunks' top attention, or accumulated attention.",
+          "Keeps entries attended most often: hits among chunks' top attention, or accumulated attention. "
+          "The paper's memory of queries, which wait for later keys, is not here.",
       .params = kParams,
       .needs_with = [](const Params& params) -> Needs {
         return params.Is(kCount, 0) ? kNeedHits : kNeedMass;

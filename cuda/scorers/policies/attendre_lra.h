@@ -14,7 +14,8 @@ struct AttendreLra : SignalPolicy<&Plane::last_attended> {
       .source = "arXiv 2401.04881",
       .description =
           "Keeps entries whose last top-attention hit is most recent; memory is fed chunk by chunk, "
-          "last_attended is the chunk's number.",
+          "last_attended is the chunk's number. The paper's memory of queries, which wait for later keys, is "
+          "not here.",
       .needs = kNeedLastAttended,
   };
 };

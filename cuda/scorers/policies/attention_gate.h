@@ -4,7 +4,8 @@
 //   source=gate    sigmoid(w.x + u.mean(x) + b) over the layer's hidden states x, whose mean over the
 //                  sequence is the global context; weights [layer][kv head][w, u, b], 2 * hidden_dim + 1 each
 //
-// With output=flag the score is 1 above tau and else 0.
+// The paper's gate is an attention layer before the sigmoid, and works before K and V are cached: an engine that has it
+// gives its flags. With output=flag the score is 1 above tau and else 0.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_ATTENTION_GATE_H_
 #define KVPOOL_CUDA_SCORERS_POLICIES_ATTENTION_GATE_H_
 
@@ -12,6 +13,7 @@
 #include <cstdint>
 
 #include "cuda/scorers/parts/policy.h"
+#include "cuda/scorers/parts/token_network.h"
 
 namespace kvpool::scorers {
 
@@ -28,8 +30,9 @@ struct AttentionGate {
       .title = "Attention-Gate",
       .source = "arXiv 2410.12876",
       .description =
-          "A learned gate per head: the engine's keep flags, or a small gate over hidden states with weights "
-          "from a file.",
+          "A learned gate per head: the engine's keep flags, or a linear gate over hidden states and their "
+          "mean with weights from a file. The paper's gate is an attention layer of its own and decides "
+          "before a token is cached: that is the engine's to do, which gives flags.",
       .params = kParams,
       .needs_with = [](const Params& params) -> Needs {
         return params.Is(kSource, 0) ? kNeedKeep : kNeedHidden | kNeedWeights;
@@ -68,10 +71,8 @@ struct AttentionGate {
     }
     context = team.Sum(context) / plane.tokens + double{own[2 * uint64_t{dim}]};
     for (uint32_t t = team.row(); t < plane.tokens; t += team.rows()) {
-      float logit = 0;
-      for (uint32_t d = team.in_row(); d < dim; d += team.row_width())
-        logit += hidden[uint64_t{t} * dim + d] * own[d];
-      logit = team.RowSum(logit);
+      const auto x = [&](uint32_t d) { return hidden[uint64_t{t} * dim + d]; };
+      const float logit = ProductOf(team, own, x, dim);
       if (team.in_row() == 0) scores[t] = static_cast<float>(1 / (1 + exp(-(double{logit} + context))));
     }
   }

@@ -25,7 +25,8 @@ struct Cake {
       .source = "arXiv 2503.12491, ICLR 2025",
       .description =
           "Keeps tokens by mean + gamma * variance of a query window's attention, pooled; layers get budgets "
-          "by how spread and how changing their attention is.",
+          "by how spread and how changing their attention is (PlanBudgets), all at once after the prompt: "
+          "the paper's cascade, which prunes layers while the prompt is computed, is not here.",
       .needs = kNeedWindowMean | kNeedWindowVariance,
       .params = kParams,
       .protect_window = true,

@@ -14,6 +14,7 @@
 
 #include "cuda/scorers/parts/policy.h"
 #include "cuda/scorers/parts/team.h"
+#include "cuda/scorers/parts/token_network.h"
 
 namespace kvpool::scorers {
 
@@ -50,20 +51,14 @@ struct LearnedMlp {
     const bool from_pool = params.Is(kFeatures, 1);
     const uint32_t dim = from_pool ? kPoolFeatures : plane.signals->hidden_dim;
     const uint64_t units = (plane.signals->weight_count - 1) / (dim + 2);
-    const float* const w1 = plane.weights;
-    const float* const b1 = w1 + units * dim;
-    const float* const w2 = b1 + units;
+    const float* const b1 = plane.weights + units * dim;
+    const TokenNetwork network = {
+        .w1 = plane.weights, .b1 = b1, .w2 = b1 + units, .b2 = b1[2 * units], .units = units, .dim = dim};
     for (uint32_t t = team.row(); t < plane.tokens; t += team.rows()) {
       const float* const x = from_pool ? nullptr : plane.hidden + uint64_t{t} * dim;
-      double logit = double{w2[units]};
-      for (uint64_t u = 0; u < units; ++u) {
-        float sum = 0;
-        for (uint32_t d = team.in_row(); d < dim; d += team.row_width()) {
-          sum += w1[u * dim + d] * (from_pool ? PoolFeature(plane, t, d) : x[d]);
-        }
-        sum = team.RowSum(sum) + b1[u];
-        logit += double{w2[u]} * double{sum > 0 ? sum : sum != sum ? sum : 0};
-      }
+      const double logit = OutputOf(
+          team, network, [&](uint32_t d) { return from_pool ? PoolFeature(plane, t, d) : x[d]; },
+          [](float sum) { return GreaterOf(sum, 0); });
       if (team.in_row() == 0) scores[t] = static_cast<float>(1 / (1 + exp(-logit)));
     }
   }

@@ -41,7 +41,8 @@ struct Mpcache {
       .description =
           "Static: three classes by the attention of the prompt's last queries (UIA leaves, IA stays, IC are "
           "candidates). Dynamic: an upper bound of the newest query's logits per block, from each block's "
-          "least and greatest key elements.",
+          "least and greatest key elements. The paper's last 20 % of a prompt are at most the 1,024 queries "
+          "of a window, and layers share no choice of blocks.",
       .params = kParams,
       .needs_with = [](const Params& params) -> Needs {
         return params.Is(kStage, 0) ? kNeedWindowMean : kNeedWindowMean | kNeedQueries | kNeedKeyBounds;

@@ -14,7 +14,8 @@ struct Pyramidkv : Snapkv {
       .source = "arXiv 2406.02069",
       .description =
           "SnapKV's score with budgets that fall arithmetically over layers: lower layers spread their "
-          "attention. Without per-layer pools it is SnapKV.",
+          "attention. The budgets (PlanBudgets) need a layer group for each layer: in one group of all "
+          "layers it is SnapKV.",
       .needs = kNeedWindowMean,
       .params = kParams,
       .protect_window = true,

@@ -22,7 +22,8 @@ struct StreamingLlm {
       .source = "arXiv 2309.17453",
       .description =
           "Keeps the first tokens (attention sinks) and the most recent ones; reads nothing. In blocks: the "
-          "oldest block after the sinks goes first. Keys keep their rotation.",
+          "oldest block after the sinks goes first. Keys keep their rotation: positions are those of the "
+          "text, where the paper's are those in the cache.",
       .params = kParams,
       .protect = [](const Params& params, const KvShape& shape, uint32_t budget_tokens) -> Protection {
         return {.first_tokens = params.Int(kSinks)};

@@ -15,6 +15,7 @@ from kvpool_transformers import attention, model
 _MASS = {"attention_mean", "h2o", "roco", "hybrid", "caote", "fast_caote"}
 _LATEST = {"tova", "sage_kv"}
 _WINDOW = {"snapkv", "pyramidkv", "cake", "mpcache", "graphkv"}
+_HOSTS = {"caote": "h2o", "fast_caote": "h2o", "graphkv": "snapkv", "chunkkv": "snapkv"}  # By default.
 
 
 class PoolLayer(CacheLayerMixin):
@@ -94,8 +95,8 @@ class KvPoolCache(Cache):
         self._timeout, self._window = timeout, window
         self._seals = seal and self.facts.shareable
         told = {policy, self._params.get("host")}
-        if policy in ("caote", "fast_caote", "graphkv") and "host" not in self._params:
-            told.add("snapkv" if policy == "graphkv" else "h2o")
+        if policy in _HOSTS and "host" not in self._params:
+            told.add(_HOSTS[policy])
         self._wants_mass = bool(told & _MASS) and self._params.get("host") not in _WINDOW
         self._wants_latest, self._wants_window = bool(told & _LATEST), bool(told & _WINDOW)
         if (self._wants_mass or self._wants_latest or self._wants_window) and not self.facts.signals:

@@ -273,6 +273,7 @@ void AddFloat(Table& table, const std::string& type) {
   Add<[](T a) { return 1 / a; }, T, T>(table, "rcp.rn." + type);
   Add<[](T a) { return -a; }, T, T>(table, "neg." + type);
   Add<[](T a) { return std::abs(a); }, T, T>(table, "abs." + type);
+  Add<[](T sign, T magnitude) { return std::copysign(magnitude, sign); }, T, T, T>(table, "copysign." + type);
   Add<kCopy, T, T>(table, "mov." + type);
   table["selp." + type] = {&Select<T>, {kLetter<T>, kLetter<T>, kLetter<T>, 'p'}};
   Add<Truncated<uint32_t, T>, uint32_t, T>(table, "cvt.rzi.u32." + type);
