@@ -185,6 +185,53 @@ def test_policies_that_go_by_attention(daemon, policy):
         assert 64 - 16 < cache.resident < 64 + 16 and cache.logical == 209
 
 
+def resident_keys(cache, layer):
+    """[kv_heads, tokens, dim]"""
+    return cache.layers[layer].k[torch.tensor(cache._sequence.ids)].flatten(0, 1)[:cache.resident].transpose(0, 1)
+
+
+@pytest.mark.parametrize("scope", ["sequence", "layer", "head"])
+@pytest.mark.parametrize("window", [32, 1000])  # The latter has 3 MB of queries, more than a request carries.
+def test_a_prompt_keeps_what_its_last_queries_attend(daemon, scope, window):
+    model, ids = llama(layers=3, head_dim=64), prompt(1100)
+    with open_session(model, signals=True, socket=daemon.socket) as session, torch.no_grad():
+        whole = KvPoolCache(session)
+        asked = []
+        whole.observed = lambda layer, query, key, scaling: asked.append((query[0, :, -window:], key[0], scaling))
+        model(ids, past_key_values=whole)
+        cache = KvPoolCache(session, policy="snapkv", params={"pool": "none"}, budget=window + 64, scope=scope, window=window)
+        model(ids, past_key_values=cache)
+        assert cache.resident == window + 64 and cache.logical == 1100
+        scores = []
+        for query, key, scaling in asked:
+            logits = torch.einsum("hgqd,htd->hgqt", query.unflatten(0, (2, 2)), key) * scaling
+            logits[..., torch.arange(1100) > torch.arange(1100 - window, 1100)[:, None]] = -torch.inf
+            scores.append(logits.softmax(-1).mean((1, 2))[:, :1100 - window])
+        scores = torch.stack(scores)  # [layers, kv_heads, tokens before the window]
+        joined = {"sequence": scores.mean((0, 1), keepdim=True), "layer": scores.mean(1, keepdim=True), "head": scores}[scope]
+        for layer, heads in enumerate(joined.topk(64).indices.sort().values.expand(3, 2, -1)):
+            kept, all_of_it = (resident_keys(each, layer) for each in (cache, whole))
+            for head, places in enumerate(heads):
+                assert torch.equal(kept[head, :64], all_of_it[head, places]), (layer, head)
+                assert torch.equal(kept[head, 64:], all_of_it[head, -window:])
+
+
+def test_scores_of_each_head_move_with_its_tokens(daemon):
+    """Heads that keep tokens of their own, then a whole block less for all: the attention that h2o goes by is that of what is left."""
+    model, ids = llama(), prompt(150)
+    with open_session(model, signals=True, socket=daemon.socket) as session, torch.no_grad():
+        cache = KvPoolCache(session, policy="h2o", params={"recent": 16}, budget=64, scope="head")
+        full = KvPoolCache(session, policy="h2o", params={"recent": 16}, budget=1000)
+        model(ids, past_key_values=full)
+        model(ids, past_key_values=cache)
+        for layer in range(3):
+            ours, theirs = (resident_keys(each, layer) for each in (cache, full))
+            for head in range(2):
+                place = [int((theirs[head] == key).all(1).nonzero()[0]) for key in ours[head]]
+                assert place == sorted(place) and torch.equal(cache._mass[layer, head], full._mass[layer, head, place])
+        assert len(generate(model, ids, KvPoolCache(session, policy="h2o", params={"recent": 16}, budget=64, scope="head"), tokens=60)) == 60
+
+
 def test_mass_is_what_eager_attention_says(daemon):
     model, ids = llama(), prompt(60)
     with open_session(model, signals=True, socket=daemon.socket) as session, torch.no_grad():
@@ -250,6 +297,8 @@ def test_bad_input(daemon):
             KvPoolCache(session, policy="h2o", budget=64)
         with pytest.raises(ValueError, match="go together"):
             KvPoolCache(session, budget=64)
+        with pytest.raises(kvpool.InvalidArgumentError, match="scope: there is no 'token'"):
+            generate(model, prompt(100), KvPoolCache(session, policy="keydiff", budget=32, scope="token"))
         with pytest.raises(ValueError, match="batch of 2"):
             generate(model, prompt(10).repeat(2, 1), KvPoolCache(session))
         with pytest.raises(kvpool.InvalidArgumentError, match="no_such_policy"):

@@ -179,6 +179,14 @@ def test_signals(session):
         told = kvpool.Scorer("snapkv", {"kernel": 1}, window=kvpool.QueryWindow(queries))
         scores = sequence.score(told, token_scores=True, fresh=True)
         assert scores.token_scores[0, :60].argmax() == 40
+        # From blocks, of another type than the layout's.
+        with kvpool.BlockArray(session, queries.nbytes) as array:
+            array.write(queries)
+            window = kvpool.QueryWindow(array, queries=4, q_heads=6, dtype="float32")
+            told = kvpool.Scorer("snapkv", {"kernel": 1}, window=window)
+            assert (sequence.score(told, token_scores=True, fresh=True).token_scores == scores.token_scores).all()
+            with pytest.raises(kvpool.InvalidArgumentError, match="dtype: 'int8' is none of float32"):
+                kvpool.QueryWindow(array, queries=4, q_heads=6, dtype="int8")
         with pytest.raises(kvpool.InvalidArgumentError, match="over_tokens: there is no 'sum_of_all'; must be one of .*, sum,"):
             kvpool.Scorer(over_tokens="sum_of_all")
         with pytest.raises(kvpool.InvalidArgumentError, match="no_such_policy"):
@@ -196,6 +204,8 @@ def test_arrays_have_a_shape():
                         (lambda: kvpool.QueryWindow(queries, offset=64), "offset is 64")):
         with pytest.raises(kvpool.InvalidArgumentError, match=f"{words}; it is for a BlockArray: an array has a shape"):
             make()
+    with pytest.raises(kvpool.InvalidArgumentError, match="dtype is 'float32'; it is for a BlockArray: an array has a type"):
+        kvpool.QueryWindow(queries, dtype="float32")
 
 
 def test_scorers_of_other_things(session):

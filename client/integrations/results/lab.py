@@ -19,6 +19,7 @@ import texts
 
 BIN = pathlib.Path(os.environ["KVPOOL_BIN"])
 GEMMA, GGUF = os.environ["KVPOOL_GEMMA"], os.environ["KVPOOL_GGUF"]
+MODELS = {"Gemma 3 270M": (GEMMA, GGUF), "SmolLM2 135M": (os.environ.get("KVPOOL_SMOLLM2"), os.environ.get("KVPOOL_SMOLLM2_GGUF"))}
 DIRECTORY = pathlib.Path(os.environ["KVPOOL_RESULTS_DIR"])
 
 
@@ -89,7 +90,7 @@ class Store:
 
 
 class Lab:
-    """Loads each thing when the first measurement asks for it."""
+    """Loads each thing when the first measurement asks for it. A cell says of which model: Gemma 3 270M where it says nothing."""
 
     def __init__(self):
         self._made = {}
@@ -102,35 +103,42 @@ class Lab:
             self._made[key] = make()
         return self._made[key]
 
-    @property
-    def model(self):
+    def model(self, cell):
         def load():
             torch.set_num_threads(1)
-            return AutoModelForCausalLM.from_pretrained(GEMMA, dtype=torch.bfloat16).eval()
-        return self.once(("model",), load)
+            return AutoModelForCausalLM.from_pretrained(_files(cell)[0], dtype=torch.bfloat16).eval()
+        return self.once(("model", _name(cell)), load)
 
     @property
     def texts(self):
         return self.once(("texts",), lambda: texts.texts(DIRECTORY / "texts"))
 
-    def tokenize(self, text, special=True):
-        return self.once(("engine",), lambda: Engine(GGUF, n_ctx=512, threads=1)).tokenize(text, special)
+    def tokenizer(self, cell):
+        """f(text, special=True) -> token ids: with `special`, what the model puts in front of a text is in front."""
+        return self.once(("engine", _name(cell)), lambda: Engine(_files(cell)[1], n_ctx=512, threads=1)).tokenize
 
-    def session(self, block):
+    def session(self, cell):
         """Of this model, with attention that tells of itself."""
         daemon = self.once(("daemon",), lambda: Daemon("1GiB"))
-        return self.once(("session", block), lambda: open_session(self.model, tokens_per_block=block, signals=True,
-                                                                  socket=daemon.socket, magazine_blocks=0))
+        return self.once(("session", _name(cell), cell["block"]), lambda: open_session(
+            self.model(cell), tokens_per_block=cell["block"], signals=True, socket=daemon.socket, magazine_blocks=0))
 
-    @property
-    def facts(self):
-        return facts_of(self.session(16))
+    def facts(self, cell):
+        return facts_of(self.session(cell))
 
     def cache(self, cell, kind=KvPoolCache, **options):
         """As a cell says."""
         if cell["policy"] != "full":
-            options.update(policy=cell["policy"], budget=cell["budget"])
-        return kind(self.session(cell["block"]), seal=False, **options)
+            options.update(policy=cell["policy"], budget=cell["budget"], params=cell.get("params"), scope=cell.get("scope", "sequence"))
+        return kind(self.session(cell), seal=False, **options)
+
+
+def _name(cell):
+    return cell.get("model", "Gemma 3 270M")
+
+
+def _files(cell):
+    return MODELS[_name(cell)]
 
 
 def measure(name, cells, value_of, lab):

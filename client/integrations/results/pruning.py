@@ -40,13 +40,17 @@ def perplexity_cells():
             yield {"text": name, "part": part, "policy": policy, "budget": budget, "block": block}
 
 
-def perplexity(lab, cell):
-    """Mean negative log likelihood of the tokens behind the prompt."""
-    ids = torch.tensor([middle(lab.texts[cell["text"]], lab.tokenize, PROMPT + SCORED + 1, cell["part"])])
+def _nothing(lab, cell, record):
+    return {}
+
+
+def perplexity(lab, cell, options=_nothing):
+    """Mean negative log likelihood of the tokens behind the prompt. options(lab, cell, record): what its cache is told besides."""
+    ids = torch.tensor([middle(lab.texts[cell["text"]], lab.tokenizer(cell), PROMPT + SCORED + 1, cell["part"])])
     assert ids.shape[1] == PROMPT + SCORED + 1, f"{cell['text']} is too short"
-    record = lab.once(("record", cell["text"], cell["part"]), lambda: Record(lab.model, lab.facts, ids[:, :PROMPT]))
-    with lab.cache(cell, BlockwiseCache, prompt_tokens=PROMPT) as cache:
-        scores = _likelihoods(lab.model, record.into(cache), ids[:, PROMPT:], cell["block"])
+    record = lab.once(("record", cell.get("model"), cell["text"], cell["part"]), lambda: Record(lab.model(cell), lab.facts(cell), ids[:, :PROMPT]))
+    with lab.cache(cell, BlockwiseCache, prompt_tokens=PROMPT, **options(lab, cell, record)) as cache:
+        scores = _likelihoods(lab.model(cell), record.into(cache), ids[:, PROMPT:], cell["block"])
         return {"nll": -scores.mean().item(), "tokens": scores.numel(), "resident": cache.resident}
 
 
@@ -55,8 +59,10 @@ def perplexity(lab, cell):
 _NAMES = "amber basil cedar delta ember flint grove haven indigo jasper".split()
 
 
-def _planted(lab, kind, depth, sample):
-    """(prompt, answer): facts in a text, at `depth` the one that is asked for."""
+def _planted(lab, cell):
+    """(prompt, answer): facts in a text, at the cell's depth the one that is asked for."""
+    kind, depth, sample = (cell[name] for name in ("kind", "depth", "sample"))
+    tokenize = lab.tokenizer(cell)
     seeded = random.Random(f"{kind} {depth} {sample}")
     numbers = [str(seeded.randrange(10_000, 100_000)) for _ in range(KEYS)]
     names = seeded.sample(_NAMES, KEYS)
@@ -68,16 +74,16 @@ def _planted(lab, kind, depth, sample):
         facts = [(at, f"\n\nThe code of {name} is {number}. Remember it. {number} is the code of {name}.\n\n")
                  for at, name, number in zip([depth, *elsewhere], names, numbers)]
         question = f"\n\nThe code of {names[0]} is"
-    asked = lab.tokenize(question, special=False)
-    told = [(at, lab.tokenize(fact, special=False)) for at, fact in sorted(facts)]
+    asked = tokenize(question, special=False)
+    told = [(at, tokenize(fact, special=False)) for at, fact in sorted(facts)]
     novel = sorted(lab.texts)[sample % 3]  # Three novels, elsewhere in each.
     room = PROMPT - len(asked) - sum(len(fact) for _, fact in told)
-    text = middle(lab.texts[novel], lab.tokenize, room, 0.1 + 0.15 * sample)
+    text = middle(lab.texts[novel], tokenize, room, 0.1 + 0.15 * sample)
     prompt, place = text[:1], 1  # What begins a text stays in front.
     for at, fact in told:
         until = max(1, len(text) * at // 100)
         prompt, place = prompt + text[place:until] + fact, until
-    return prompt + text[place:] + asked, lab.tokenize(" " + numbers[0], special=False)
+    return prompt + text[place:] + asked, tokenize(" " + numbers[0], special=False)
 
 
 def retrieval_cells():
@@ -93,15 +99,15 @@ def retrieval_cells():
                         yield {**where, "policy": policy, "budget": budget, "block": block}
 
 
-def retrieval(lab, cell):
+def retrieval(lab, cell, options=_nothing):
     """Whether greedy decoding says the number; and how likely the model finds it."""
-    prompt, answer = _planted(lab, cell["kind"], cell["depth"], cell["sample"])
+    prompt, answer = _planted(lab, cell)
     ids = torch.tensor([prompt])
-    where = (cell["kind"], cell["depth"], cell["sample"])
-    record = lab.once(("record", *where), lambda: Record(lab.model, lab.facts, ids))
-    with lab.cache(cell, BlockwiseCache, prompt_tokens=len(prompt)) as cache, torch.no_grad():
+    where = (cell.get("model"), cell["kind"], cell["depth"], cell["sample"])
+    record = lab.once(("record", *where), lambda: Record(lab.model(cell), lab.facts(cell), ids))
+    with lab.cache(cell, BlockwiseCache, prompt_tokens=len(prompt), **options(lab, cell, record)) as cache, torch.no_grad():
         # Greedy decoding says the answer exactly if each token of it is the likeliest behind the ones before.
-        logits = lab.model(torch.tensor([answer[:-1]]), past_key_values=record.into(cache)).logits[0]
+        logits = lab.model(cell)(torch.tensor([answer[:-1]]), past_key_values=record.into(cache)).logits[0]
         logits = torch.cat([record.last_logits[0], logits]).float().log_softmax(-1)
         told = torch.tensor(answer)
         return {"right": bool((logits.argmax(-1) == told).all()),

@@ -32,6 +32,24 @@ class Record(Cache):
     def observed(self, layer, query, key, scaling):
         self.told[layer] = (query, key, scaling)
 
+    def peak(self, model, asks, chunk=512):
+        """The greatest attention of each token, [layers, kv_heads, tokens], while the model is made to repeat the prompt (KVzip).
+
+        asks(first) -> token ids that ask for a chunk. Chunk by chunk, each behind the prompt alone: softmax over the prompt's keys and the
+        chunk's own.
+        """
+        tokens, found = self.ids.shape[1], None
+        for first in range(0, tokens, chunk):
+            asked = asks(first)
+            behind = Behind(self)
+            with torch.no_grad():
+                model(torch.cat([torch.tensor([asked]), self.ids[:, first:first + chunk]], 1), past_key_values=behind, logits_to_keep=1)
+            # In the order of layers: the queries of the chunk itself, not those that ask for it.
+            peaks = torch.stack([_peak(query[0, :, len(asked):], key[0], scaling, tokens)
+                                 for _, (query, key, scaling) in sorted(behind.told.items())])
+            found = peaks if found is None else torch.maximum(found, peaks)
+        return found
+
     def into(self, cache):
         """As if `cache` had been there: it holds its budget now."""
         cache.tokens_come(self.ids)
@@ -44,6 +62,27 @@ class Record(Cache):
                 cache.layers[i] = copy.deepcopy(layer)
         cache.settle()
         return cache
+
+
+class Behind(Record):
+    """What a prompt's record becomes with more tokens behind it; the record stays as it is."""
+
+    def __init__(self, record):
+        self.told, self.pooled = {}, record.pooled
+        layers = [copy.copy(layer) for layer in record.layers]  # Keys are appended by making others.
+        for layer in layers:
+            if isinstance(layer, _RecordedLayer):
+                layer._record = self
+        Cache.__init__(self, layers=layers)
+
+
+def _peak(query, key, scaling, tokens):
+    """[kv_heads, tokens] of [q_heads, queries, dim] and [kv_heads, keys, dim], whose first `tokens` all queries see."""
+    kv_heads, keys, dim = key.shape
+    queries = query.shape[1]
+    logits = torch.einsum("hgqd,htd->hgqt", query.reshape(kv_heads, -1, queries, dim).float(), key.float()) * scaling
+    logits.masked_fill_(torch.arange(keys) > torch.arange(keys - queries, keys)[:, None], -torch.inf)
+    return logits.softmax(-1)[..., :tokens].amax((1, 2))
 
 
 class BlockwiseCache(KvPoolCache):

@@ -9,6 +9,7 @@ import alike
 import lab
 import presses
 import pruning
+import quality
 import render
 import speed
 import tiers
@@ -24,6 +25,8 @@ TABLES = {  # name: (cells, what measures one)
     "decode": (speed.decode_cells, speed.decode),
     "retrieval": (pruning.retrieval_cells, pruning.retrieval),
     "perplexity": (pruning.perplexity_cells, pruning.perplexity),
+    "quality_perplexity": (quality.perplexity_cells, quality.perplexity),
+    "quality_retrieval": (quality.retrieval_cells, quality.retrieval),
     "kvpress": (presses.cells, presses.measure),  # With tests/engines.sh --kvpress.
 }
 VLLM = {  # With tests/engines.sh --vllm.

@@ -187,7 +187,8 @@ PySignal MakeSignal(const std::string& kind, nb::handle values, bool per_layer, 
 }
 
 PyQueryWindow MakeWindow(nb::handle data, std::optional<uint32_t> queries, std::optional<uint32_t> q_heads,
-                         float scale, bool behind, uint64_t offset) {
+                         const std::optional<std::string>& dtype_name, float scale, bool behind,
+                         uint64_t offset) {
   PyQueryWindow window;
   window.proto.set_scale(scale);
   window.proto.set_behind(behind);
@@ -200,11 +201,16 @@ PyQueryWindow MakeWindow(nb::handle data, std::optional<uint32_t> queries, std::
     *window.proto.mutable_data() = array.Data(offset);
     window.proto.set_queries(*queries);
     window.proto.set_q_heads(*q_heads);
+    if (dtype_name.has_value()) window.proto.set_dtype(DtypeOf(*dtype_name));
     window.keeps = array.object();
     return window;
   }
   CheckUnset("queries", queries);
   CheckUnset("q_heads", q_heads);
+  if (dtype_name.has_value()) {
+    throw StatusError(absl::InvalidArgumentError(
+        absl::StrCat("dtype is '", *dtype_name, "'; it is for a BlockArray: an array has a type")));
+  }
   CheckUnset("offset", IfSet(offset));
   AnyArray array;
   if (!nb::try_cast(data, array) || array.ndim() != 4) {
@@ -309,15 +315,20 @@ void BindSignals(nb::module_& module) {
       .def(
           "__init__",
           [](PyQueryWindow* self, nb::handle data, std::optional<uint32_t> queries,
-             std::optional<uint32_t> q_heads, float scale, uint64_t offset, bool behind) {
-            new (self) PyQueryWindow(MakeWindow(data, queries, q_heads, scale, behind, offset));
+             std::optional<uint32_t> q_heads, const std::optional<std::string>& dtype, float scale,
+             uint64_t offset, bool behind) {
+            new (self) PyQueryWindow(MakeWindow(data, queries, q_heads, dtype, scale, behind, offset));
           },
           nb::arg("data"), nb::kw_only(), nb::arg("queries") = nb::none(), nb::arg("q_heads") = nb::none(),
-          nb::arg("scale") = 0.0f, nb::arg("offset") = 0, nb::arg("behind") = false,
+          nb::arg("dtype") = nb::none(), nb::arg("scale") = 0.0f, nb::arg("offset") = 0,
+          nb::arg("behind") = false,
           nb::sig("def __init__(self, data: typing.Any, *, queries: int | None = None, q_heads: int | None "
-                  "= None, scale: float = 0.0, offset: int = 0, behind: bool = False) -> None"),
-          "[layers, queries, q_heads, head_dim]; in a BlockArray with `queries` and `q_heads`. `behind`:\n"
-          "of a prompt that was run behind the sequence and is not in it, each of which sees all of it.");
+                  "= None, dtype: str | None = None, scale: float = 0.0, offset: int = 0, behind: bool = "
+                  "False) -> None"),
+          "[layers, queries, q_heads, head_dim]; in a BlockArray with `queries`, `q_heads` and, unless it "
+          "is\n"
+          "the layout's, `dtype`. `behind`: of a prompt that was run behind the sequence and is not in it,\n"
+          "each of which sees all of it.");
 }
 
 void BindScorer(nb::module_& module) {

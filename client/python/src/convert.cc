@@ -207,4 +207,15 @@ std::string NameOf(std::string_view full_name, std::string_view prefix) {
   return absl::AsciiStrToLower(std::string(full_name));
 }
 
+v1::Dtype DtypeOf(std::string name) {
+  if (name.rfind("torch.", 0) == 0) name = name.substr(6);
+  if (name == "float32" || name == "f32") return v1::DTYPE_F32;
+  if (name == "float16" || name == "half" || name == "f16") return v1::DTYPE_F16;
+  if (name == "bfloat16" || name == "bf16") return v1::DTYPE_BF16;
+  if (name == "float8_e4m3fn" || name == "fp8_e4m3") return v1::DTYPE_FP8_E4M3;
+  if (name == "float8_e5m2" || name == "fp8_e5m2") return v1::DTYPE_FP8_E5M2;
+  throw StatusError(absl::InvalidArgumentError(
+      absl::StrCat("dtype: '", name, "' is none of float32, float16, bfloat16, float8_e4m3fn, float8_e5m2")));
+}
+
 }  // namespace kvpool::python

@@ -121,6 +121,9 @@ ReleaseHint HintOf(const std::string& reuse, uint32_t category);
 // beyond a clock's range.
 std::chrono::milliseconds TimeOf(double seconds, const char* field);
 
+// A dtype by its name in PyTorch and NumPy, or in the proto.
+v1::Dtype DtypeOf(std::string name);
+
 }  // namespace kvpool::python
 
 #endif  // KVPOOL_CLIENT_PYTHON_SRC_CONVERT_H_

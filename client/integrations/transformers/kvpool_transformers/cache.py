@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,13 @@ from kvpool_transformers import attention, model
 _MASS = {"attention_mean", "h2o", "roco", "hybrid", "caote", "fast_caote"}
 _LATEST = {"tova", "sage_kv"}
 _WINDOW = {"snapkv", "pyramidkv", "cake", "mpcache", "graphkv"}
-_HOSTS = {"caote": "h2o", "fast_caote": "h2o", "graphkv": "snapkv", "chunkkv": "snapkv"}  # By default.
+_HOSTS = {"caote": "h2o", "fast_caote": "h2o", "graphkv": "snapkv", "chunkkv": "snapkv", "criticalkv": "snapkv"}  # By default.
+_INLINED_BYTES = 1 << 20  # What a request carries of one array; a larger one lies in blocks.
+
+
+def _kept_of(values: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """Of [layers, kv_heads, tokens]; `kept` is [layers or 1, kv_heads or 1, tokens that stay]."""
+    return values.gather(2, kept.to(values.device).expand(*values.shape[:2], -1))
 
 
 class PoolLayer(CacheLayerMixin):
@@ -76,6 +83,11 @@ class KvPoolCache(Cache):
     prompt    token ids: the prefix that any engine has sealed is not computed again. The last token always is.
     policy, params, budget   holds `budget` tokens: a prompt beyond is compacted token by token, and while decoding a block is
               dropped each time one fills. Policies are the daemon's (`kvpoolctl policies`). Without a budget nothing is dropped.
+    scope     what a prompt keeps: "sequence" the same tokens everywhere, "layer" and "head" each layer's and each KV head's own. Blocks that
+              are dropped later are dropped for all.
+    weights   f32 numbers of a policy that wants them, as its header in cuda/scorers/policies orders them
+    signals   what this engine knows of the prompt besides, by the names of kvpool.Signal: each [layers, kv_heads, tokens] f32 of the pooled
+              layers, such as "peak" for kvzip. Tokens behind the prompt have +inf: what is newest can't be judged, and stays
     seal      full blocks are shared, under keys that tell what was kept
     salt, extra_keys   part what must not be shared (tenants), and what K and V depend on besides tokens (adapters)
     salt_from  the salt counts from the block that holds this token of the prompt on: what is in front, such as a system prompt, is
@@ -85,13 +97,16 @@ class KvPoolCache(Cache):
     """
 
     def __init__(self, session: kvpool.Session, *, prompt: Any = None, policy: str | None = None, params: Mapping[str, Any] | None = None,
-                 budget: int | None = None, protection: kvpool.Protection | None = None, seal: bool = True, salt: bytes = b"",
+                 budget: int | None = None, scope: str = "sequence", weights: Any = None,
+                 signals: Mapping[str, Any] | None = None, protection: kvpool.Protection | None = None, seal: bool = True, salt: bytes = b"",
                  salt_from: int = 0, extra_keys: Sequence[bytes] = (), window: int = 32, timeout: float = 30.0, wait_ms: int = 0) -> None:
         self.session = session
         self.facts = model.facts_of(session)
         if (policy is None) != (budget is None):
             raise ValueError("policy and budget go together")
         self._policy, self._params, self._budget, self._protection = policy, dict(params or {}), budget, protection
+        self._scope, self._weights = scope, None if weights is None else torch.as_tensor(weights, dtype=torch.float32).contiguous()
+        self._signals = {kind: torch.as_tensor(values, dtype=torch.float32) for kind, values in (signals or {}).items()}
         self._timeout, self._window = timeout, window
         self._seals = seal and self.facts.shareable
         told = {policy, self._params.get("host")}
@@ -200,6 +215,9 @@ class KvPoolCache(Cache):
         self._fence()
         self._sequence.extend(ids)
         self.resident += tokens
+        for kind, values in self._signals.items():
+            newer = max(0, self.resident - values.shape[2])
+            self._signals[kind] = torch.nn.functional.pad(values, (0, newer), value=torch.inf)
         self.logical += tokens
         if self._seals:
             self._sequence.seal()
@@ -219,7 +237,7 @@ class KvPoolCache(Cache):
         """Called by attention, with rotated queries and the keys that `write` returned."""
         if self._wants_window:
             before = self._queries[layer]
-            now = query[0].transpose(0, 1)[-self._window:].float()  # [queries, q_heads, dim]
+            now = query[0].transpose(0, 1)[-self._window:].to(self.facts.dtype)  # [queries, q_heads, dim]
             self._queries[layer] = now if before is None else torch.cat([before, now])[-self._window:]
         if not (self._wants_mass or self._wants_latest):
             return
@@ -240,33 +258,57 @@ class KvPoolCache(Cache):
                 grown[..., :before.shape[2]] = before
             setattr(self, name, grown)
 
-    def _scorer(self) -> kvpool.Scorer:
-        signals, window = [], None
+    def _scorer(self, lent: contextlib.ExitStack) -> kvpool.Scorer:
+        """What policies need to be told, for one call; `lent` has the blocks of what is too large for a request."""
+        def told(values: torch.Tensor) -> Any:
+            values = values.cpu().contiguous()
+            if values.nbytes <= _INLINED_BYTES:
+                return values
+            array = lent.enter_context(kvpool.BlockArray(self.session, values.nbytes, self._timeout))
+            array.write(values)
+            return array
+
+        def signal(kind: str, values: torch.Tensor) -> kvpool.Signal:
+            return kvpool.Signal(kind, told(values), per_layer=True, per_head=True)
+
+        signals, window = [signal(kind, values) for kind, values in self._signals.items()], None
         if self._wants_mass:
-            signals += [kvpool.Signal("mass", self._mass.cpu().contiguous(), per_layer=True, per_head=True),
-                        kvpool.Signal("mass_square", self._mass_square.cpu().contiguous(), per_layer=True, per_head=True)]
+            signals += [signal("mass", self._mass), signal("mass_square", self._mass_square)]
         if self._wants_latest:
-            signals.append(kvpool.Signal("latest", self._latest.cpu().contiguous(), per_layer=True, per_head=True))
+            signals.append(signal("latest", self._latest))
+        if self._weights is not None:
+            given = told(self._weights)
+            signals.append(kvpool.Signal("weights", given, nbytes=0 if given is self._weights else self._weights.nbytes))
         if self._wants_window:
-            window = kvpool.QueryWindow(torch.stack(self._queries).cpu().contiguous())
+            queries = torch.stack(self._queries)
+            given = told(queries)  # In blocks it is of the layout's type, which it has.
+            window = kvpool.QueryWindow(given) if isinstance(given, torch.Tensor) else kvpool.QueryWindow(
+                given, queries=queries.shape[1], q_heads=queries.shape[2])
         return kvpool.Scorer(self._policy, self._params, signals=signals, window=window)
 
     def _hold_budget(self, tokens: int) -> None:
         size = self.facts.tokens_per_block
-        asked: dict[str, Any] = {"budget_tokens": self._budget, "scorer": self._scorer(), "protection": self._protection,
-                 "timeout": self._timeout}
-        if tokens > 1:
-            (kept,) = self._sequence.compact(**asked).kept_positions
-        elif self.resident % size == 0:
-            victims = set(self._sequence.prune(**asked).victims)
-            kept = [i for i in range(self.resident) if i // size not in victims]
-        else:
-            return
-        self.dropped += self.resident - len(kept)
-        self.resident = len(kept)
+        for kind, values in self._signals.items():
+            if values.shape[2] != self.resident:
+                raise ValueError(f"signals['{kind}'] tells of {values.shape[2]} tokens, and the budget is first exceeded by {self.resident}: a prompt "
+                                 "that signals tell of comes in one forward")
+        with contextlib.ExitStack() as lent:
+            asked: dict[str, Any] = {"budget_tokens": self._budget, "protection": self._protection, "timeout": self._timeout}
+            if tokens > 1:
+                rows = self._sequence.compact(scorer=self._scorer(lent), scope=self._scope, **asked).kept_positions
+                # [layers or 1, kv_heads or 1, tokens that stay]
+                kept = torch.tensor(rows).reshape(1 if len(rows) == 1 else len(self.facts.pooled), -1, len(rows[0]))
+            elif self.resident % size == 0:
+                victims = set(self._sequence.prune(scorer=self._scorer(lent), **asked).victims)
+                kept = torch.tensor([i for i in range(self.resident) if i // size not in victims])[None, None]
+            else:
+                return
+        self.dropped += self.resident - kept.shape[2]
+        self.resident = kept.shape[2]
         for name in ("_mass", "_mass_square", "_latest"):
             if getattr(self, name) is not None:
-                setattr(self, name, getattr(self, name)[..., kept])
+                setattr(self, name, _kept_of(getattr(self, name), kept))
+        self._signals = {kind: _kept_of(values, kept) for kind, values in self._signals.items()}
 
     # ---- Release
 

@@ -6,8 +6,8 @@ Usage: compare_logits.py GGUF DIRECTORY [--lengths N,N,...]
 Needs gguf, torch, transformers and xllamacpp (llama.cpp as a wheel). For prefixes of one sequence, the log probabilities of the next
 token: llama.cpp's 1,000 likeliest against Transformers' of the same tokens. Twice:
 
-- llama.cpp with the same weights in float32 (a GGUF made beside DIRECTORY, 1.1 GB), which leaves its float16 cache and its float16 table of
-  GELU. Status 1 where any differs by more than 0.1, or another token comes first: no wrong norm, window or rotation hides in that.
+- llama.cpp with the same weights in float32 (a GGUF made beside DIRECTORY, 1.1 GB), which leaves its float16 cache and, for Gemma, its float16
+  table of GELU. Status 1 where any differs by more than 0.1, or another token comes first: no wrong norm, window or rotation hides in that.
 - llama.cpp with the quantised weights: it quantises the activations that meet them to 8 bits, and what that does is shown.
 """
 
@@ -25,9 +25,9 @@ from transformers import AutoModelForCausalLM
 LIKELIEST = 1000
 
 
-def tokens_of(count, vocabulary):
-    """No text: its tokenizer would be one more thing to differ. Small numbers are frequent pieces; the first is BOS."""
-    return [2, *np.random.default_rng(1).integers(1000, min(20_000, vocabulary), count - 1).tolist()]
+def tokens_of(count, vocabulary, bos):
+    """No text: its tokenizer would be one more thing to differ. Small numbers are frequent pieces."""
+    return [bos, *np.random.default_rng(1).integers(1000, min(20_000, vocabulary), count - 1).tolist()]
 
 
 def in_float32(path, target):
@@ -80,7 +80,7 @@ def main():
     lengths = [int(length) for length in arguments.lengths.split(",")]
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(arguments.directory, dtype=torch.float32).eval()
-    tokens = tokens_of(max(lengths), model.config.vocab_size)
+    tokens = tokens_of(max(lengths), model.config.vocab_size, model.config.bos_token_id)
     with torch.no_grad():
         ours = model(torch.tensor([tokens])).logits[0].log_softmax(-1).numpy()
     exact = in_float32(arguments.gguf, arguments.directory.resolve().parent / (arguments.directory.name + "-f32.gguf"))

@@ -1,0 +1,140 @@
+"""Every policy at a quarter of the prompt, with models of two families: perplexity, passkeys, one key of several."""
+
+import itertools
+import pathlib
+import subprocess
+import tempfile
+
+import torch
+from safetensors.torch import load_file, save_file
+
+import pruning
+from lab import BIN, MODELS
+from replay import Record
+from texts import middle
+
+BUDGET, BLOCK = pruning.PROMPT // 4, 16
+SCOPES = ("head", "sequence")  # What a prompt keeps: each KV head its own tokens, or all the same.
+POLICIES = {  # What a row is called: (policy, parameters).
+    "paged_eviction": ("paged_eviction", {}),
+    "streaming_llm": ("streaming_llm", {}),
+    "inverse_key_l2": ("inverse_key_l2", {}),
+    "keydiff": ("keydiff", {}),
+    "attention_mean": ("attention_mean", {"norm": "visible_queries"}),
+    "hybrid": ("hybrid", {}),
+    "h2o": ("h2o", {}),
+    "roco": ("roco", {}),
+    "tova": ("tova", {}),
+    "snapkv": ("snapkv", {}),
+    "cake": ("cake", {}),
+    "sage_kv": ("sage_kv", {}),
+    "caote over h2o": ("caote", {}),
+    "fast_caote over h2o": ("fast_caote", {}),
+    "graphkv over snapkv": ("graphkv", {}),
+    "mpcache": ("mpcache", {}),
+    "lagkv": ("lagkv", {}),
+    "qfilters": ("qfilters", {}),
+    "triattention": ("triattention", {}),
+    "expected_attention": ("expected_attention", {}),
+    "chunkkv over snapkv": ("chunkkv", {}),
+    "criticalkv over snapkv": ("criticalkv", {"norm": "l2"}),
+    "kvzip": ("kvzip", {}),
+    "random": ("random", {}),
+}
+# No score of a token or of a head: every head keeps the same.
+ONE_SCOPE = {"streaming_llm", "random"}
+TEXTS = pruning.SEGMENTS[:4]
+SAMPLES = 2  # Prompts at each depth.
+
+
+CALIBRATION = ("Sense & Sensibility", 0.2, 2048)  # A text of which nothing is asked: its part, and tokens.
+CALIBRATED = {  # What `kvpool-lab calibrate` is told, beside the model's shape.
+    "qfilters": (),
+    "triattention": (),
+    "expected_attention": (f"position={pruning.PROMPT}", "future=512"),
+}
+
+
+def _rotated_back(queries, base):
+    """[queries, q_heads, dim] at positions 0, 1, ...: as they were before RoPE, which turns halves together."""
+    dim = queries.shape[2]
+    angles = torch.arange(len(queries))[:, None] * base ** (-torch.arange(0, dim, 2) / dim)
+    cos, sin = torch.cat([angles.cos()] * 2, 1)[:, None], torch.cat([angles.sin()] * 2, 1)[:, None]
+    first, second = queries.chunk(2, 2)
+    return queries * cos + torch.cat([second, -first], 2) * sin
+
+
+def _queries(lab, cell, rotated):
+    """[layers, queries, q_heads, dim] f32 of the calibration's text, and the base of RoPE's frequencies."""
+    config = lab.model(cell).config.get_text_config()
+    base = config.rope_parameters.get("full_attention", config.rope_parameters)["rope_theta"]
+    name, part, tokens = CALIBRATION
+    ids = torch.tensor([middle(lab.texts[name], lab.tokenizer(cell), tokens, part)])
+    told = lab.once(("queries", cell["model"]), lambda: Record(lab.model(cell), lab.facts(cell), ids).told)
+    layers = [told[layer][0][0].transpose(0, 1).float() for layer in sorted(told)]
+    return torch.stack(layers if rotated else [_rotated_back(layer, base) for layer in layers]).contiguous(), base
+
+
+def _calibrated(lab, cell):
+    queries, base = _queries(lab, cell, rotated=cell["policy"] == "qfilters")
+    with tempfile.TemporaryDirectory(prefix="kvpool-calibrate-") as directory:
+        dump, weights = (pathlib.Path(directory) / name for name in ("queries.safetensors", "weights.safetensors"))
+        save_file({"queries": queries}, dump)
+        params = (f"kv_heads={lab.facts(cell).kv_heads}", f"theta={base}", *CALIBRATED[cell["policy"]])
+        subprocess.run([BIN / "kvpool-lab", "calibrate", f"--policy={cell['policy']}", f"--input={dump}", f"--weights={weights}",
+                        *(f"--param={param}" for param in params)], check=True, capture_output=True)
+        (values,) = load_file(weights).values()
+        return values
+
+
+def _projections(lab, cell):
+    """[layers, kv_heads, dim, dim]: of the output projections of a kv head's query heads, the triangle that has their 2-norms."""
+    facts, found = lab.facts(cell), []
+    for index in facts.pooled:
+        weight = lab.model(cell).model.layers[index].self_attn.o_proj.weight.detach().float()  # [hidden, q_heads * dim]
+        heads = weight.unflatten(1, (facts.kv_heads, -1, facts.head_dim)).permute(1, 2, 0, 3)  # [kv_heads, group, hidden, dim]
+        found.append(torch.linalg.qr(heads.flatten(1, 2) / heads.shape[1], mode="r").R)
+    return torch.stack(found)
+
+
+def options(lab, cell, record):
+    """What a KvPoolCache is told for this cell's policy, of this prompt."""
+    policy = cell["policy"]
+    if policy in CALIBRATED:
+        return {"weights": lab.once(("weights", cell["model"], policy), lambda: _calibrated(lab, cell))}
+    if policy == "criticalkv":
+        return {"weights": lab.once(("weights", cell["model"], policy), lambda: _projections(lab, cell))}
+    if policy == "kvzip":
+        ask = lab.tokenizer(cell)("\n\nRepeat the previous context exactly.\n", special=False)
+        if not hasattr(record, "repeated"):
+            record.repeated = record.peak(lab.model(cell), lambda first: ask)
+        return {"signals": {"peak": record.repeated}}
+    return {}
+
+
+def _cells(where):
+    for model in MODELS:
+        for place in where:
+            cell = {"model": model, "block": BLOCK, **place}
+            yield {**cell, "policy": "full", "budget": 0}
+            for name, scope in itertools.product(POLICIES, SCOPES):
+                if scope == "sequence" or name not in ONE_SCOPE:
+                    policy, params = POLICIES[name]
+                    yield {**cell, "name": name, "policy": policy, "params": params, "scope": scope, "budget": BUDGET}
+
+
+def perplexity_cells():
+    return _cells([{"text": name, "part": part} for name, part in TEXTS])
+
+
+def retrieval_cells():
+    return _cells([{"kind": kind, "depth": depth, "sample": sample}
+                   for kind in ("passkey", "keys") for depth in pruning.DEPTHS for sample in range(SAMPLES)])
+
+
+def perplexity(lab, cell):
+    return pruning.perplexity(lab, cell, options)
+
+
+def retrieval(lab, cell):
+    return pruning.retrieval(lab, cell, options)
