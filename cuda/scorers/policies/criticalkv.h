@@ -52,11 +52,8 @@ struct Criticalkv {
       .needs = kNeedHost | kNeedValues | kNeedWeights,
       .params = kParams,
       .default_host = "snapkv",
-      .weight_count = [](const Params& params, const KvShape& shape, uint32_t hidden_dim,
-                         uint64_t given) -> uint64_t {
-        const uint64_t row = uint64_t{shape.planes()} * shape.v_head_dim;
-        return given > row ? (given + row - 1) / row * row : row;
-      },
+      .weight_count = [](const Params& params, const KvShape& shape, uint32_t hidden_dim, uint64_t given)
+          -> uint64_t { return WholeParts(given, uint64_t{shape.planes()} * shape.v_head_dim); },
   };
 
   template <typename Team>

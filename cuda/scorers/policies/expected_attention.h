@@ -55,9 +55,8 @@ struct ExpectedAttention {
       .weight_count = [](const Params& params, const KvShape& shape, uint32_t hidden_dim,
                          uint64_t given) -> uint64_t {
         // The weights of as many query heads for each kv head as are given, rounded up.
-        const uint64_t one =
-            shape.planes() * QueryStatisticsFloats(params.Is(kUseCovariance, 1), shape.k_head_dim);
-        return given > one ? (given + one - 1) / one * one : one;
+        return WholeParts(
+            given, shape.planes() * QueryStatisticsFloats(params.Is(kUseCovariance, 1), shape.k_head_dim));
       },
   };
 
