@@ -9,8 +9,8 @@ import types
 
 import numpy as np
 import torch
-from kvpress import (ChunkKVPress, CriticalKVPress, KeyDiffPress, KnormPress, KVzapPress, ObservedAttentionPress, PyramidKVPress, SnapKVPress,
-                     StreamingLLMPress, TOVAPress)
+from kvpress import (ChunkKVPress, CriticalKVPress, ExpectedAttentionPress, KeyDiffPress, KnormPress, KVzapPress, LagKVPress, ObservedAttentionPress,
+                     PyramidKVPress, QFilterPress, SnapKVPress, StreamingLLMPress, TOVAPress)
 from kvpress.presses.kvzap_press import KVzapConfig, KVzapModel
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding, apply_rotary_pos_emb, repeat_kv
@@ -25,6 +25,7 @@ PRESSES = {
     "PyramidKVPress": PyramidKVPress(compression_ratio=1 - KEPT, window_size=WINDOW, kernel_size=5),
     "TOVAPress": TOVAPress(), "StreamingLLMPress": StreamingLLMPress(compression_ratio=1 - KEPT, n_sink=4),
     "ChunkKVPress": ChunkKVPress(KnormPress(1 - KEPT), chunk_length=20), "CriticalKVPress": CriticalKVPress(KnormPress(1 - KEPT)),
+    "LagKVPress": LagKVPress(n_sink=4, lag_size=128), "ExpectedAttentionPress": ExpectedAttentionPress(), "QFilterPress": QFilterPress(),
     "KVzapPress": KVzapPress(),
 }
 CHOOSE = {"ChunkKVPress", "CriticalKVPress"}  # What stays is compared: one has no scores, the other no end of them for its first stage.
@@ -61,7 +62,8 @@ def layer(index):
         torch.nn.init.normal_(weight, std=CONFIG.initializer_range)
     # Tokens of unlike length with something in common, so that norms, directions and attention differ.
     hidden = torch.randn(1, TOKENS, CONFIG.hidden_size) * (0.5 + torch.rand(1, TOKENS, 1)) + torch.randn(CONFIG.hidden_size) / 2
-    rotation = LlamaRotaryEmbedding(CONFIG)(hidden, torch.arange(TOKENS)[None])
+    module.rotary_emb = LlamaRotaryEmbedding(CONFIG)
+    rotation = module.rotary_emb(hidden, torch.arange(TOKENS)[None])
 
     def heads(projected):
         return projected.view(1, TOKENS, -1, CONFIG.head_dim).transpose(1, 2)
@@ -75,9 +77,11 @@ def layer(index):
     scores |= {name: chosen(PRESSES[name], module, hidden, keys, values, rotation) for name in CHOOSE}
     # [kv_heads, query heads of it * hidden_size, head_dim]
     output = module.o_proj.weight.unflatten(1, (CONFIG.num_key_value_heads, -1, CONFIG.head_dim)).permute(1, 2, 0, 3).flatten(1, 2)
+    mean, covariance = PRESSES["ExpectedAttentionPress"].get_query_statistics(module, hidden)
     by_kv_head = attention[0].unflatten(0, (CONFIG.num_key_value_heads, -1)).mean(1)
     return {"keys": keys[0], "values": values[0], "window": queries[0, :, -WINDOW:], "mass": by_kv_head.sum(1),
-            "latest": by_kv_head[:, -1], "hidden": hidden[0], "output": output / module.num_key_value_groups}, scores
+            "latest": by_kv_head[:, -1], "hidden": hidden[0], "output": output / module.num_key_value_groups,
+            "expected": torch.cat([mean[0], covariance[0].flatten(1)], 1), "filters": PRESSES["QFilterPress"].q_filters[index]}, scores
 
 
 def budgets():
@@ -91,6 +95,7 @@ def main():
     torch.set_num_threads(1)
     with torch.no_grad():
         PRESSES["KVzapPress"].kvzap_model = surrogate()
+        PRESSES["QFilterPress"].q_filters = torch.randn(LAYERS, CONFIG.num_key_value_heads, CONFIG.head_dim)
         layers = [layer(index) for index in range(LAYERS)]
     arrays = {name: np.stack([told[name].numpy() for told, _ in layers]) for name in layers[0][0]}
     arrays["surrogate"] = torch.cat([weight.flatten() for weight in PRESSES["KVzapPress"].kvzap_model.state_dict().values()]).numpy()

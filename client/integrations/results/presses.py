@@ -25,12 +25,17 @@ METHODS = {  # kvpress's class: (policy, parameters, what is told beside K and V
                      "is compared"),
     "CriticalKVPress": ("criticalkv", {"host": "inverse_key_l2"}, ("output",), "both of KnormPress, by the 1-norm behind the output projection: what "
                         "stays is compared"),
+    "LagKVPress": ("lagkv", {}, (), "both by partitions of 128; theirs are ranks within one, where a partition's end stays"),
+    "ExpectedAttentionPress": ("expected_attention", {}, ("expected",), "both by mean and covariance of this prompt's queries; theirs adds 1 to the "
+                               "greatest of all heads for the sinks"),
+    "QFilterPress": ("qfilters", {}, ("filters",), "both −filter·k, here with random filters"),
     "KVzapPress": ("kvzap", {}, ("hidden", "surrogate"), "both a network of hidden states, here with random weights"),
 }
-SIGNALS = {"output": "weights", "surrogate": "weights"}  # An array that is told under another name than its own.
+SIGNALS = {"output": "weights", "surrogate": "weights", "expected": "weights", "filters": "weights"}  # An array that is told under another name than its own.
 OF_LAYER = {"TOVAPress", "ChunkKVPress"}  # Theirs is the same for all heads of a layer; ours is too, where a layer is pruned as one.
 CHOICES = {"StreamingLLMPress", "ChunkKVPress", "CriticalKVPress"}  # Theirs is 1 for what stays.
 UNSEEN = {"SnapKVPress": 64, "PyramidKVPress": 64, "TOVAPress": 1}  # Last tokens whose score is a definition of its own.
+SINKS = {"ExpectedAttentionPress": 4}  # First tokens, likewise.
 
 
 def cells():
@@ -112,8 +117,9 @@ def measure(here, cell):
     arrays = here.once(("kvpress",), _of_kvpress)
     daemon = here.once(("kvpress daemon",), lambda: lab.Daemon("64MiB"))
     session, sequence = here.once(("kvpress sequence",), lambda: _cached(daemon, arrays))
-    seen = arrays["keys"].shape[2] - UNSEEN.get(press, 0)
-    ours, theirs = (array[..., :seen].reshape(-1, seen).astype(np.float64) for array in (
+    first, last = SINKS.get(press, 0), arrays["keys"].shape[2] - UNSEEN.get(press, 0)
+    seen = last - first
+    ours, theirs = (array[..., first:last].reshape(-1, seen).astype(np.float64) for array in (
         _scores(session, sequence, press, arrays), arrays[press]))
     value = {"heads": len(ours), "tokens": seen, "kept": 0, "others": 0}
     if press == "PyramidKVPress":

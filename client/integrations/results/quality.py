@@ -51,7 +51,7 @@ CALIBRATION = ("Sense And Sensibility", 0.2, 2048)  # A text of which nothing is
 CALIBRATED = {  # What `kvpool-lab calibrate` is told, beside the model's shape.
     "qfilters": (),
     "triattention": (),
-    "expected_attention": (f"position={pruning.PROMPT}", "future=512"),
+    "expected_attention": (f"position={pruning.PROMPT}", "future=512"),  # Of the prompt's own queries, as kvpress has it.
 }
 
 
@@ -64,27 +64,28 @@ def _rotated_back(queries, base):
     return queries * cos + torch.cat([second, -first], 2) * sin
 
 
-def _queries(lab, cell, rotated):
-    """[layers, queries, q_heads, dim] f32 of the calibration's text, and the base of RoPE's frequencies."""
+def _calibrated(lab, cell, told):
+    """Weights by the queries that a record was told."""
     config = lab.model(cell).config.get_text_config()
     base = config.rope_parameters.get("full_attention", config.rope_parameters)["rope_theta"]
-    name, part, tokens = CALIBRATION
-    ids = torch.tensor([middle(lab.texts[name], lab.tokenizer(cell), tokens, part)])
-    told = lab.once(("queries", cell["model"]), lambda: Record(lab.model(cell), lab.facts(cell), ids).told)
-    layers = [told[layer][0][0].transpose(0, 1).float() for layer in sorted(told)]
-    return torch.stack(layers if rotated else [_rotated_back(layer, base) for layer in layers]).contiguous(), base
-
-
-def _calibrated(lab, cell):
-    queries, base = _queries(lab, cell, rotated=cell["policy"] == "qfilters")
+    layers = [told[layer][0][0].transpose(0, 1).float() for layer in sorted(told)]  # Each [queries, q_heads, dim].
+    if cell["policy"] != "qfilters":
+        layers = [_rotated_back(layer, base) for layer in layers]
     with tempfile.TemporaryDirectory(prefix="kvpool-calibrate-") as directory:
         dump, weights = (pathlib.Path(directory) / name for name in ("queries.safetensors", "weights.safetensors"))
-        save_file({"queries": queries}, dump)
+        save_file({"queries": torch.stack(layers)}, dump)
         params = (f"kv_heads={lab.facts(cell).kv_heads}", f"theta={base}", *CALIBRATED[cell["policy"]])
         subprocess.run([BIN / "kvpool-lab", "calibrate", f"--policy={cell['policy']}", f"--input={dump}", f"--weights={weights}",
                         *(f"--param={param}" for param in params)], check=True, capture_output=True)
         (values,) = load_file(weights).values()
         return values
+
+
+def _of_another_text(lab, cell):
+    name, part, tokens = CALIBRATION
+    ids = torch.tensor([middle(lab.texts[name], lab.tokenizer(cell), tokens, part)])
+    told = lab.once(("queries", cell["model"]), lambda: Record(lab.model(cell), lab.facts(cell), ids).told)
+    return _calibrated(lab, cell, told)
 
 
 def _projections(lab, cell):
@@ -100,8 +101,12 @@ def _projections(lab, cell):
 def options(lab, cell, record):
     """What a KvPoolCache is told for this cell's policy, of this prompt."""
     policy = cell["policy"]
+    if policy == "expected_attention":
+        if not hasattr(record, "expected"):
+            record.expected = _calibrated(lab, cell, record.told)
+        return {"weights": record.expected}
     if policy in CALIBRATED:
-        return {"weights": lab.once(("weights", cell["model"], policy), lambda: _calibrated(lab, cell))}
+        return {"weights": lab.once(("weights", cell["model"], policy), lambda: _of_another_text(lab, cell))}
     if policy == "criticalkv":
         return {"weights": lab.once(("weights", cell["model"], policy), lambda: _projections(lab, cell))}
     if policy == "kvzip":
@@ -113,8 +118,8 @@ def options(lab, cell, record):
 
 
 def _cells(where):
-    for model in MODELS:
-        for place in where:
+    for place in where:
+        for model in MODELS:
             cell = {"model": model, "block": BLOCK, **place}
             yield {**cell, "policy": "full", "budget": 0}
             for name, scope in itertools.product(POLICIES, SCOPES):
@@ -129,7 +134,7 @@ def perplexity_cells():
 
 def retrieval_cells():
     return _cells([{"kind": kind, "depth": depth, "sample": sample}
-                   for kind in ("passkey", "keys") for depth in pruning.DEPTHS for sample in range(SAMPLES)])
+                   for sample in range(SAMPLES) for depth in pruning.DEPTHS for kind in ("passkey", "keys")])
 
 
 def perplexity(lab, cell):
