@@ -1,6 +1,7 @@
 // The scorers' kernels: the bodies of cuda/scorers/parts and cuda/scorers/policies on teams of one thread
 // block each. They have C names, by which the driver finds them. launch.h has the sizes of teams. "x" and "y"
 // below are the grid's.
+#include "cuda/kernels/cuda_logit_tile.h"
 #include "cuda/kernels/cuda_team.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/scorers/parts/context.h"
@@ -49,11 +50,11 @@ __device__ BlockRange ShareOf(const PlaneShares& shares, const KvShape& shape) {
   }                                                                                                        \
   KVPOOL_KERNEL(kPolicyThreads, 1)                                                                         \
   kvpool_score_window_lse_##name(const __grid_constant__ ScoreContext context) {                           \
-    WindowLse<dtype>(CudaTeam(), context, blockIdx.x);                                                     \
+    WindowLse<CudaLogitTile<dtype>>(CudaTeam(), context, blockIdx.x);                                      \
   }                                                                                                        \
   KVPOOL_KERNEL(kPolicyThreads, 1)                                                                         \
   kvpool_score_window_##name(const __grid_constant__ ScoreContext context) {                               \
-    WindowStatistics<dtype>(CudaTeam(), context, blockIdx.x);                                              \
+    WindowStatistics<CudaLogitTile<dtype>>(CudaTeam(), context, blockIdx.x);                               \
   }
 KVPOOL_FOR_EACH_DTYPE(KVPOOL_TYPED_KERNELS)
 

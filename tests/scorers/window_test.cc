@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cuda/scorers/host/host_kernels.h"
+#include "cuda/scorers/host/host_logit_tile.h"
 #include "cuda/scorers/host/host_window.h"
 #include "tests/scorers/sequence.h"
 
@@ -23,8 +24,8 @@ struct Defined {
   template <KvDtype dtype>
   void Run() const {
     LoadQueries(team, context, plane);
-    WindowLse<dtype>(team, context, plane);
-    WindowStatistics<dtype>(team, context, plane);
+    WindowLse<HostLogitTile<dtype>>(team, context, plane);
+    WindowStatistics<HostLogitTile<dtype>>(team, context, plane);
   }
 };
 
@@ -33,11 +34,12 @@ class Window {
  public:
   Window(const KvView& kv, const Signals& signals) : signals_(signals) {
     const ScorePlan plan = *PlanScore({.policy = *BindPolicy("cake", {}), .shape = kv.shape}, signals_, 1);
-    memory_.resize(WorkspaceBytes(plan, 1) + 64);
+    const uint32_t planes = kv.shape.planes();
+    memory_.resize(WorkspaceBytes(plan, planes) + 64);
     void* start = memory_.data();
     size_t space = memory_.size();
-    std::align(64, WorkspaceBytes(plan, 1), start, space);
-    context_ = LayOut(plan, {.kv = kv, .signals = signals_}, reinterpret_cast<uint64_t>(start), 1);
+    std::align(64, WorkspaceBytes(plan, planes), start, space);
+    context_ = LayOut(plan, {.kv = kv, .signals = signals_}, reinterpret_cast<uint64_t>(start), planes);
   }
   const ScoreContext& context() const { return context_; }
 

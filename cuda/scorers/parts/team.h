@@ -7,10 +7,9 @@
 //   call                         combines                                          result goes to
 //   Sum, Max, Min, Count         x of all lanes                                    all lanes
 //   RankOf                       flags of all lanes                                all lanes
-//   RowSum, RowGreatest          x of the lanes of a row team                      these lanes
+//   RowSum                       x of the lanes of a row team                      these lanes
 //   SumOfRows, GreatestOfRows    x of the lanes at the same place of all teams     these lanes
 //   SumOfRow                     a row's elements, which lie side by side          the lanes of the row team
-//   ProductWithOwn               a row times as many rows of floats as lanes       each lane has that of its own
 //   NormsOfRows, ProductsOfRows  the same for many rows                            memory
 //
 // All lanes whose values a call combines must make it. Sync makes the lanes' writes visible to all of
@@ -46,7 +45,6 @@ class OneLane {
   KVPOOL_HOST_DEVICE T RowSum(T x) const {
     return x;
   }
-  KVPOOL_HOST_DEVICE float RowGreatest(float x) const { return x; }
   template <typename T>
   KVPOOL_HOST_DEVICE T SumOfRows(T x) const {
     return x;

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "cuda/scorers/parts/base2.h"
 #include "cuda/scorers/parts/context.h"
 #include "cuda/scorers/parts/element.h"
 #include "cuda/scorers/parts/team.h"
@@ -39,57 +40,99 @@ KVPOOL_HOST_DEVICE inline uint32_t KeysSeen(const ScoreContext& c, uint32_t quer
   return c.shape().tokens > after ? c.shape().tokens - after : 0;
 }
 
-// The logits of queries [first, first + count) of a plane and one token: each lane of the row team has that of
-// query first + in_row(). REQUIRES: count <= row_width().
-template <KvDtype dtype, typename Team>
-KVPOOL_HOST_DEVICE KVPOOL_INLINE float OwnLogit(const Team& team, const ScoreContext& c, uint32_t plane,
-                                                uint32_t token, uint32_t first, uint32_t count) {
-  const uint32_t dim = c.shape().k_head_dim;
-  return team.template ProductWithOwn<dtype>(
-      c.kv.KeyRow(plane / c.shape().kv_heads, plane % c.shape().kv_heads, token), c.kv.k.dim_stride_bytes,
-      dim, c.queries + c.QueryFloats() * plane + uint64_t{first} * dim, count);
-}
+// A lane's share of the window's logits comes from a tile: so many tokens' keys times a strip of queries for each row team,
+// kStripRows queries of one head, of which those behind its last are empty. Each lane of the row team has kRows x kColumns of
+// them. A tile's keys are read once for all strips that the team holds at once.
+//
+//   Tile(team, c, plane)   for one plane
+//   at_once()              strips that the team holds: one for each row team
+//   Hold(rows)             takes the lane's rows of c.queries, kNoRow where they are empty
+//   row(i), column(j)      of a lane's logit in its strip and tile
+//   Multiply(t)            computes the logits of tokens [t, t + kTokens); all lanes meet in it
+//   logit(i, j)            to base 2: e^x is 2^logit. Anything where the token or the row is empty
+//   RowSum, RowGreatest    over the lanes that have the same row; is_first_of_row() is true in one of them
+//   PutColumns(t, p)       over the strip's rows: what of() has for each row team and token of a tile when the lanes
+//   PutLatest(t, j, p)     have met again, until they do so twice more
+struct ColumnStats {
+  float mean, squares, peak;  // squares: the sum of squared distances from the mean
+};
 
-// Row teams share the tokens, whose keys each reads once for so many queries as its lanes have in these.
-template <KvDtype dtype, typename Team>
-KVPOOL_HOST_DEVICE KVPOOL_INLINE void WindowLse(const Team& team, const ScoreContext& c, uint32_t plane) {
-  constexpr uint32_t kEach = 4;  // queries of a lane
-  const uint32_t width = team.row_width(), queries = c.signals.window.queries, all = c.group() * queries;
-  for (uint32_t base = 0; base < all; base += width * kEach) {
-    float most[kEach], sum[kEach];
-    uint32_t seen[kEach];
+// How the queries of a plane are divided into strips; those of a head come one after the other.
+template <typename Tile>
+struct WindowStrips {
+  KVPOOL_HOST_DEVICE explicit WindowStrips(const ScoreContext& c)
+      : queries(c.signals.window.queries),
+        of_head((queries + Tile::kStripRows - 1) / Tile::kStripRows),
+        count(of_head * c.group()) {}
+  // The queries in strip `strip` of its head.
+  KVPOOL_HOST_DEVICE uint32_t RowsOf(uint32_t strip) const {
+    const uint32_t rest = queries - strip % of_head * Tile::kStripRows;
+    return rest < Tile::kStripRows ? rest : Tile::kStripRows;
+  }
+  uint32_t queries, of_head, count;
+};
+
+// A lane's rows of strip `strip`, as places among the plane's queries.
+inline constexpr uint32_t kNoRow = UINT32_MAX;
+template <typename Tile>
+struct OwnRows {
+  KVPOOL_HOST_DEVICE OwnRows(const ScoreContext& c, const Tile& tile, const WindowStrips<Tile>& strips,
+                             uint32_t strip) {
     KVPOOL_UNROLL
-    for (uint32_t i = 0; i < kEach; ++i) {
-      const uint32_t query = base + i * width + team.in_row();
-      most[i] = -INFINITY, sum[i] = 0;
-      seen[i] = query < all ? KeysSeen(c, query % queries) : 0;
+    for (uint32_t i = 0; i < Tile::kRows; ++i) {
+      const uint32_t query = strip % strips.of_head * Tile::kStripRows + tile.row(i);
+      const bool there = strip < strips.count && query < strips.queries;
+      row[i] = there ? strip / strips.of_head * strips.queries + query : kNoRow;
+      seen[i] = there ? KeysSeen(c, query) : 0;
+      is_latest[i] = there && query == strips.queries - 1;
     }
-    for (uint32_t t = team.row(); t < c.shape().tokens; t += team.rows()) {
+  }
+  uint32_t row[Tile::kRows];
+  uint32_t seen[Tile::kRows];  // keys
+  bool is_latest[Tile::kRows];
+};
+
+// Fills lse.
+template <typename Tile, typename Team>
+KVPOOL_HOST_DEVICE KVPOOL_INLINE void WindowLse(const Team& team, const ScoreContext& c, uint32_t plane) {
+  constexpr uint32_t kRows = Tile::kRows, kColumns = Tile::kColumns;
+  const WindowStrips<Tile> strips(c);
+  float* const lse = c.lse + uint64_t{plane} * c.group() * strips.queries;
+  Tile tile(team, c, plane);
+  for (uint32_t first = 0; first < strips.count; first += tile.at_once()) {
+    const OwnRows<Tile> own(c, tile, strips, first + team.row());
+    tile.Hold(own.row);
+    float most[kRows], sum[kRows];
+    KVPOOL_UNROLL
+    for (uint32_t i = 0; i < kRows; ++i) most[i] = -INFINITY, sum[i] = 0;
+    for (uint32_t t = 0; t < c.shape().tokens; t += Tile::kTokens) {
+      tile.Multiply(t);
+      if (first + team.row() >= strips.count) continue;
       KVPOOL_UNROLL
-      for (uint32_t i = 0; i < kEach; ++i) {
-        const uint32_t first = base + i * width;
-        if (first >= all) continue;
-        const float logit =
-            OwnLogit<dtype>(team, c, plane, t, first, all - first < width ? all - first : width);
-        if (t >= seen[i] || !IsFinite(logit)) continue;
-        if (logit > most[i]) {
-          sum[i] = sum[i] * expf(most[i] - logit) + 1;
-          most[i] = logit;
-        } else {
-          sum[i] += expf(logit - most[i]);
+      for (uint32_t i = 0; i < kRows; ++i) {
+        float logits[kColumns], greatest = most[i];
+        KVPOOL_UNROLL
+        for (uint32_t j = 0; j < kColumns; ++j) {
+          const float logit = tile.logit(i, j);
+          logits[j] = t + tile.column(j) < own.seen[i] && IsFinite(logit) ? logit : -INFINITY;
+          greatest = fmaxf(greatest, logits[j]);
         }
+        const float base = greatest == -INFINITY ? 0 : greatest;
+        sum[i] *= Exp2(most[i] - base);
+        most[i] = greatest;
+        KVPOOL_UNROLL
+        for (uint32_t j = 0; j < kColumns; ++j) sum[i] += Exp2(logits[j] - base);
       }
     }
     KVPOOL_UNROLL
-    for (uint32_t i = 0; i < kEach; ++i) {
-      const uint32_t query = base + i * width + team.in_row();
-      const float all_most = team.GreatestOfRows(most[i]);
-      const double all_sum = team.SumOfRows(sum[i] != 0 ? double{sum[i] * expf(most[i] - all_most)} : 0.0);
-      if (team.row() != 0 || query >= all) continue;
-      c.lse[uint64_t{plane} * all + query] = all_most + static_cast<float>(log(all_sum));
+    for (uint32_t i = 0; i < kRows; ++i) {
+      const float greatest = tile.RowGreatest(most[i]);
+      const float all = tile.RowSum(greatest == -INFINITY ? 0 : sum[i] * Exp2(most[i] - greatest));
+      if (own.row[i] != kNoRow && tile.is_first_of_row())
+        lse[own.row[i]] = greatest == -INFINITY ? -INFINITY : (greatest + log2f(all)) * kLn2;
     }
+    team.Sync();
   }
-  team.Sync();
 }
 
 // Count, mean and sum of squared distances from it, of numbers that come in parts (Chan, Golub, LeVeque 1979).
@@ -111,63 +154,121 @@ KVPOOL_HOST_DEVICE inline double VarianceOf(double sum, double squares, uint32_t
   return apart > 0 ? apart / (count - 1) : 0;
 }
 
+// Adds the strips [first, end) of a token to its statistics, which become whole with the last strip. Before that window_mean
+// and the others have sums over the heads that are whole, and the plane's scratch the moments of the one that is not.
+// `column`: the token's place in the tile.
+template <typename Tile>
+KVPOOL_HOST_DEVICE KVPOOL_INLINE void AddStrips(const ScoreContext& c, uint32_t plane, const Tile& tile,
+                                                const WindowStrips<Tile>& strips, uint32_t first,
+                                                uint32_t end, uint32_t token, uint32_t column) {
+  const uint32_t tokens = c.shape().tokens;
+  const uint64_t own = uint64_t{plane} * tokens + token;
+  float* const scratch = c.scratch + plane * c.scratch_floats + token;
+  Moments of_head;
+  float mean_sum = 0, variance_sum = 0, peak = 0, latest_sum = 0;
+  if (first > 0) {
+    mean_sum = c.window_mean[own], variance_sum = c.window_variance[own];
+    peak = c.window_peak[own], latest_sum = c.window_latest[own];
+    of_head = {static_cast<float>(first % strips.of_head * Tile::kStripRows), scratch[0], scratch[tokens]};
+  }
+  for (uint32_t strip = first; strip < end; ++strip) {
+    const ColumnStats& of_strip = tile.of(token, strip - first, column);
+    of_head.Add(static_cast<float>(strips.RowsOf(strip)), of_strip.mean, of_strip.squares);
+    peak = fmaxf(peak, of_strip.peak);
+    if ((strip + 1) % strips.of_head != 0) continue;
+    mean_sum += of_head.mean;
+    variance_sum += strips.queries > 1 ? of_head.squares / static_cast<float>(strips.queries - 1) : 0;
+    latest_sum += tile.latest(token, strip - first, column);
+    of_head = {};
+  }
+  if (end == strips.count) {
+    const float share = 1 / static_cast<float>(c.group());
+    mean_sum *= share, variance_sum *= share, latest_sum *= share;
+    if (mean_sum != mean_sum) peak = mean_sum;  // The greatest of numbers passes over NaN.
+  } else {
+    scratch[0] = of_head.mean;
+    scratch[tokens] = of_head.squares;
+  }
+  c.window_mean[own] = mean_sum;
+  c.window_variance[own] = variance_sum;
+  c.window_peak[own] = peak;
+  c.window_latest[own] = latest_sum;
+}
+
+// Puts the attention of a lane's rows to the tile at `t`, whose logits have been computed. lse is to base 2. Returns
+// -sum p ln(p + 1e-10) over the keys before the window.
+template <typename Tile>
+KVPOOL_HOST_DEVICE KVPOOL_INLINE float PutStrip(const ScoreContext& c, uint32_t t,
+                                                const float (&lse)[Tile::kRows], const OwnRows<Tile>& own,
+                                                Tile* tile) {
+  const uint32_t before = c.shape().tokens - c.signals.window.own_tokens();
+  float p[Tile::kRows][Tile::kColumns], entropy = 0;
+  KVPOOL_UNROLL
+  for (uint32_t i = 0; i < Tile::kRows; ++i) {
+    KVPOOL_UNROLL
+    for (uint32_t j = 0; j < Tile::kColumns; ++j) {
+      const float logit = tile->logit(i, j);
+      const uint32_t token = t + tile->column(j);
+      const float attention = IsFinite(logit) ? Exp2(logit - lse[i]) : NAN;
+      p[i][j] = token < own.seen[i] ? attention : 0;
+      if (token < before && p[i][j] == p[i][j]) entropy -= p[i][j] * Log2(p[i][j] + 1e-10f);
+      if (own.is_latest[i]) tile->PutLatest(t, j, p[i][j]);
+    }
+  }
+  tile->PutColumns(t, p);
+  return entropy * kLn2;
+}
+
 // Fills window_mean, window_variance and window_latest, each the mean over the group, window_peak, the maximum over
-// it, and the plane's spread. Row teams share the tokens, and the lanes of each the queries.
-template <KvDtype dtype, typename Team>
+// it, and the plane's spread.
+template <typename Tile, typename Team>
 KVPOOL_HOST_DEVICE KVPOOL_INLINE void WindowStatistics(const Team& team, const ScoreContext& c,
                                                        uint32_t plane) {
-  const uint32_t queries = c.signals.window.queries, group = c.group(), tokens = c.shape().tokens;
-  const uint32_t width = team.row_width(), all = group * queries;
-  const float* const lse = c.lse + uint64_t{plane} * all;
-  const uint64_t own = uint64_t{plane} * tokens;
-  double entropy = 0, spread = 0, sum = 0, squares_sum = 0;
-  for (uint32_t t = team.row(); t < tokens; t += team.rows()) {
-    const bool before_window = t + c.signals.window.own_tokens() < tokens;
-    float mean_sum = 0, variance_sum = 0, peak = 0, latest_sum = 0;
-    Moments of_head;
-    for (uint32_t first = 0; first < all; first += width) {
-      const uint32_t end = all - first < width ? all : first + width;
-      const float logit = OwnLogit<dtype>(team, c, plane, t, first, end - first);
-      const uint32_t query = first + team.in_row();
-      float p = 0;
-      if (query < end && t < KeysSeen(c, query % queries))
-        p = IsFinite(logit) ? expf(logit - lse[query]) : NAN;
-      if (before_window && p == p) entropy -= double{p} * log(double{p} + 1e-10);
-      // The query heads of which these lanes have queries.
-      for (uint32_t begin = first; begin < end;) {
-        const uint32_t head_end = (begin / queries + 1) * queries;
-        const uint32_t part_end = head_end < end ? head_end : end;
-        const bool counts = query >= begin && query < part_end;
-        const float count = static_cast<float>(part_end - begin);
-        const float mean = team.RowSum(counts ? p : 0) / count;
-        const float apart = counts ? p - mean : 0;
-        of_head.Add(count, mean, team.RowSum(apart * apart));
-        peak = GreaterOf(peak, team.RowGreatest(counts ? p : 0));
-        begin = part_end;
-        if (part_end != head_end) continue;
-        mean_sum += of_head.mean;
-        variance_sum += queries > 1 ? of_head.squares / static_cast<float>(queries - 1) : 0;
-        latest_sum += team.RowSum(query == head_end - 1 ? p : 0);
-        of_head = {};
+  constexpr uint32_t kRows = Tile::kRows;
+  const uint32_t tokens = c.shape().tokens;
+  const WindowStrips<Tile> strips(c);
+  const float* const of_row = c.lse + uint64_t{plane} * c.group() * strips.queries;
+  double entropy = 0;
+  Tile tile(team, c, plane);
+  for (uint32_t first = 0; first < strips.count; first += tile.at_once()) {
+    const uint32_t end = strips.count - first < tile.at_once() ? strips.count : first + tile.at_once();
+    const OwnRows<Tile> own(c, tile, strips, first + team.row());
+    tile.Hold(own.row);
+    float lse[kRows];
+    KVPOOL_UNROLL
+    for (uint32_t i = 0; i < kRows; ++i)
+      lse[i] = own.row[i] != kNoRow ? of_row[own.row[i]] * kLog2E : INFINITY;
+    // A tile's strips are there when the lanes have met in the next one. The row teams take turns at adding them.
+    for (uint32_t t = 0; t < tokens + Tile::kTokens; t += Tile::kTokens) {
+      if (t < tokens) {
+        tile.Multiply(t);
+      } else {
+        team.Sync();
+      }
+      if (t < tokens && first + team.row() < strips.count) {
+        entropy += double{PutStrip(c, t, lse, own, &tile)};
+      }
+      const uint32_t turn = t / Tile::kTokens - 1, done = t - Tile::kTokens + team.in_row();
+      if (t > 0 && turn % team.rows() == team.row() && team.in_row() < Tile::kTokens && done < tokens) {
+        AddStrips(c, plane, tile, strips, first, end, done, team.in_row());
       }
     }
-    if (team.in_row() != 0) continue;
-    if (before_window && variance_sum == variance_sum) spread += double{variance_sum};
-    const float heads = static_cast<float>(group);
-    c.window_mean[own + t] = mean_sum / heads;
-    if (mean_sum == mean_sum) {
-      sum += double{mean_sum / heads};
-      squares_sum += double{mean_sum / heads} * double{mean_sum / heads};
-    }
-    c.window_variance[own + t] = variance_sum / heads;
-    c.window_peak[own + t] = peak;
-    c.window_latest[own + t] = latest_sum / heads;
+    team.Sync();
+  }
+  double spread = 0, sum = 0, squares = 0;
+  for (uint32_t t = team.id(); t < tokens; t += team.count()) {
+    const float mean = c.window_mean[uint64_t{plane} * tokens + t];
+    if (mean != mean) continue;
+    sum += double{mean};
+    squares += double{mean} * double{mean};
+    if (t + c.signals.window.own_tokens() < tokens)
+      spread += double{c.window_variance[uint64_t{plane} * tokens + t]} * c.group();
   }
   entropy = team.Sum(entropy);
   spread = team.Sum(spread);
   sum = team.Sum(sum);
-  squares_sum = team.Sum(squares_sum);
-  if (team.id() == 0) c.spreads[plane] = {entropy, spread, VarianceOf(sum, squares_sum, tokens)};
+  squares = team.Sum(squares);
+  if (team.id() == 0) c.spreads[plane] = {entropy, spread, VarianceOf(sum, squares, tokens)};
   team.Sync();
 }
 

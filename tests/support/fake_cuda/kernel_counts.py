@@ -2,6 +2,7 @@
 """What test programs over KVPOOL_FAKE_KERNELS=ptx counted of each kernel.
 
 Usage: kernel_counts.py check FOLDER SUITE...   every kernel does something, and some suite launches it
+       kernel_counts.py bars FILE               no pass over K and V reads more than it must (READS), and none is missing
        kernel_counts.py table FILE              a table in Markdown
 
 FOLDER has a file SUITE.tsv for each suite, which its processes wrote (tests/support/fake_cuda/ptx/launch.h). Exit status 77:
@@ -10,9 +11,21 @@ not all suites have run.
 
 import collections
 import pathlib
+import re
 import sys
 from typing import NamedTuple
 
+# How often a pass over K and V may ask for a byte that it reads, on average.
+READS = {
+    re.compile(r"kvpool_score_(records|anchor_dots)_bf16"): 1.05,
+    re.compile(r"kvpool_score_window(_lse)?_bf16"): 1.2,
+}
+# An H100, all of whose SMs are busy: bytes of memory and instructions of warps a second. An SM issues four instructions in a
+# clock, and multiplies two 16 x 16 x 8 matrices in the time of two, which is eight tenths of what it does with wgmma.
+BANDWIDTH = 3.35e12
+ISSUE = 132 * 4 * 1.7e9
+MATRIX_PRODUCTS = 132 * 1.7e9
+SECTOR = 32  # bytes
 EMPTY = 2  # instructions: the end that nvcc writes, and the one that every kernel is given
 
 
@@ -24,11 +37,25 @@ class Counts(NamedTuple):
     thread_blocks: int
     instructions: int
     lane_instructions: int
+    matrix_products: int
     barriers: int
     read_bytes: int
     read_sectors: int
     written_bytes: int
     written_sectors: int
+    needed_read_bytes: int  # Each is counted once in a launch.
+    needed_written_bytes: int
+
+    @property
+    def needed_s(self) -> float:
+        """The time in which the memory moves what the launches can't do without."""
+        return (self.needed_read_bytes + self.needed_written_bytes) / BANDWIDTH
+
+    @property
+    def modelled_s(self) -> float:
+        """The longest of three: the memory moves each sector asked for, as if there were no cache; the SMs issue; they multiply."""
+        moved_s = SECTOR * (self.read_sectors + self.written_sectors) / BANDWIDTH
+        return max(moved_s, self.instructions / ISSUE, self.matrix_products / MATRIX_PRODUCTS)
 
 
 def read(paths: list[pathlib.Path]) -> dict[str, Counts]:
@@ -56,21 +83,37 @@ def check(folder: pathlib.Path, suites: list[str]) -> int:
     return 1 if errors or not counts else 0
 
 
+def bars(path: pathlib.Path) -> int:
+    counts = read([path])
+    errors = []
+    for pattern, most in READS.items():
+        passes = {name: of for name, of in counts.items() if pattern.fullmatch(name) and of.launches > 0}
+        if not passes:
+            errors.append(f"no kernel {pattern.pattern} is launched")
+        for name, of in passes.items():
+            if of.read_bytes > most * of.needed_read_bytes:
+                errors.append(f"{name} reads {of.read_bytes} bytes, {of.read_bytes / of.needed_read_bytes:.2f} times the"
+                              f" {of.needed_read_bytes} that it must: at most {most} times is the bar")
+    print("\n".join(errors) or f"{len(READS)} passes read each byte about once")
+    return 1 if errors else 0
+
+
 def share(part: int, sectors: int) -> str:
-    return f"{100 * part / (32 * sectors):.0f} %" if sectors else "–"
+    return f"{100 * part / (SECTOR * sectors):.0f} %" if sectors else "–"
 
 
 def table(path: pathlib.Path) -> int:
-    print("| kernel | PTX | launches | blocks | instructions of warps | lanes that execute them | KiB read | of its sectors |"
-          " KiB written | of its sectors | barriers |")
-    print("| --- " + "| ---: " * 10 + "|")
+    print("| kernel | launches | blocks | instructions of warps | lanes that execute them | products of matrices | barriers |"
+          " KiB read | of its sectors | of what it must | KiB written | of its sectors | H100, us: modelled | its memory's limit |")
+    print("| --- " + "| ---: " * 13 + "|")
     for name, of in read([path]).items():
         if of.launches == 0:
             continue
         lanes = 100 * of.lane_instructions / (32 * of.instructions)
-        print(f"| `{name.removeprefix('kvpool_')}` | {of.code} | {of.launches} | {of.thread_blocks} | {of.instructions} |"
-              f" {lanes:.0f} % | {of.read_bytes / 1024:.1f} | {share(of.read_bytes, of.read_sectors)} |"
-              f" {of.written_bytes / 1024:.1f} | {share(of.written_bytes, of.written_sectors)} | {of.barriers} |")
+        print(f"| `{name.removeprefix('kvpool_')}` | {of.launches} | {of.thread_blocks} | {of.instructions} | {lanes:.0f} % |"
+              f" {of.matrix_products} | {of.barriers} | {of.read_bytes / 1024:.1f} | {share(of.read_bytes, of.read_sectors)} |"
+              f" {of.read_bytes / max(of.needed_read_bytes, 1):.2f} | {of.written_bytes / 1024:.1f} |"
+              f" {share(of.written_bytes, of.written_sectors)} | {1e6 * of.modelled_s:.2f} | {1e6 * of.needed_s:.2f} |")
     return 0
 
 
@@ -78,6 +121,8 @@ def main() -> int:
     match sys.argv[1:]:
         case ["check", folder, *suites] if suites:
             return check(pathlib.Path(folder), suites)
+        case ["bars", path]:
+            return bars(pathlib.Path(path))
         case ["table", path]:
             return table(pathlib.Path(path))
     print(__doc__)

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "cuda/kernels/launch.h"
+#include "cuda/scorers/host/host_logit_tile.h"
 #include "cuda/scorers/host/host_team.h"
 #include "cuda/scorers/parts/context.h"
 #include "cuda/scorers/parts/features.h"
@@ -122,14 +123,17 @@ constexpr auto kAnchorDots =
          },
          ScoreContext, PlaneShares>;
 template <KvDtype dtype>
-constexpr auto kWindowLse =
-    Bind<kOfKeys, [](const ThreadBlock& b, const ScoreContext& c) { WindowLse<dtype>(HostTeam(), c, b.x); },
-         ScoreContext>;
+constexpr auto kWindowLse = Bind<kOfKeys,
+                                 [](const ThreadBlock& b, const ScoreContext& c) {
+                                   WindowLse<HostLogitTile<dtype>>(HostTeam(), c, b.x);
+                                 },
+                                 ScoreContext>;
 template <KvDtype dtype>
-constexpr auto kWindow =
-    Bind<kOfKeys,
-         [](const ThreadBlock& b, const ScoreContext& c) { WindowStatistics<dtype>(HostTeam(), c, b.x); },
-         ScoreContext>;
+constexpr auto kWindow = Bind<kOfKeys,
+                              [](const ThreadBlock& b, const ScoreContext& c) {
+                                WindowStatistics<HostLogitTile<dtype>>(HostTeam(), c, b.x);
+                              },
+                              ScoreContext>;
 
 constexpr auto kUnpack =
     Bind<[](const Grid&, const ScoreContext& c, const PlaneShares&) {

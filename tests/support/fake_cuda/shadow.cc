@@ -51,23 +51,27 @@ bool Shadow::WasWritten(size_t offset, size_t bytes) const {
   return true;
 }
 
-const char* Shadow::Check(size_t offset, uint32_t bytes, Touch touch, uint32_t thread, const Moment& moment) {
+const char* Shadow::Check(size_t offset, uint32_t bytes, Touch touch, uint32_t thread, const Moment& moment,
+                          Footprint* footprint) {
   Cell* cell = cells_ + offset / kCellBytes;
   const auto by = static_cast<uint16_t>(thread);
   if (bytes < kCellBytes) {
     const auto mask = static_cast<uint8_t>(((1u << bytes) - 1) << (offset % kCellBytes));
-    return CheckCell(cell, mask, touch, by, moment);
+    return CheckCell(cell, mask, touch, by, moment, footprint);
   }
   for (uint32_t done = 0; done < bytes; done += kCellBytes, ++cell) {
-    if (const char* wrong = CheckCell(cell, kWholeCell, touch, by, moment)) return wrong;
+    if (const char* wrong = CheckCell(cell, kWholeCell, touch, by, moment, footprint)) return wrong;
   }
   return nullptr;
 }
 
-const char* Shadow::CheckCell(Cell* cell, uint8_t mask, Touch touch, uint16_t thread, const Moment& moment) {
+const char* Shadow::CheckCell(Cell* cell, uint8_t mask, Touch touch, uint16_t thread, const Moment& moment,
+                              Footprint* footprint) {
   if (touch != Touch::kWrite && (mask & ~cell->ever_written) != 0) return "reads what nobody has written";
-  if (cell->written_at >= moment.launch && (cell->write_mask & mask) != 0 &&
-      !(touch == Touch::kAtomic && cell->atomic)) {
+  const bool is_written = cell->written_at >= moment.launch;
+  footprint->read_words += touch != Touch::kWrite && cell->read_at < moment.launch && !is_written;
+  footprint->written_words += touch != Touch::kRead && !is_written;
+  if (is_written && (cell->write_mask & mask) != 0 && !(touch == Touch::kAtomic && cell->atomic)) {
     if (cell->written_at < moment.block) return "races with a write of another thread block";
     if (cell->written_at == moment.now && cell->writer != thread) {
       return "races with a write of another thread: there is no barrier between them";

@@ -17,6 +17,12 @@ struct Moment {
 
 enum class Touch : uint8_t { kRead, kWrite, kAtomic };
 
+// What a launch can't do without: each word of four bytes counts once, however often it is read or written.
+struct Footprint {
+  uint64_t read_words = 0;  // that this launch has not written before
+  uint64_t written_words = 0;
+};
+
 class Shadow {
  public:
   explicit Shadow(size_t bytes);
@@ -31,8 +37,9 @@ class Shadow {
   void Forget();
 
   // What a thread of a kernel does. Returns what is wrong with that, or nullptr. REQUIRES: [offset, offset + bytes) is aligned
-  // to its size, which is a power of two.
-  const char* Check(size_t offset, uint32_t bytes, Touch touch, uint32_t thread, const Moment& moment);
+  // to its size, which is a power of two. Adds to the footprint what the launch has not touched before.
+  const char* Check(size_t offset, uint32_t bytes, Touch touch, uint32_t thread, const Moment& moment,
+                    Footprint* footprint);
 
  private:
   // Of four bytes; a mask has a bit for each.
@@ -45,7 +52,8 @@ class Shadow {
     uint8_t many_readers : 1;   // more than one read it at that moment
     uint8_t another_block : 1;  // read it too, in the launch of read_at
   };
-  const char* CheckCell(Cell* cell, uint8_t mask, Touch touch, uint16_t thread, const Moment& moment);
+  const char* CheckCell(Cell* cell, uint8_t mask, Touch touch, uint16_t thread, const Moment& moment,
+                        Footprint* footprint);
 
   const size_t cells_bytes_;
   Cell* const cells_;

@@ -23,6 +23,8 @@
 namespace kvpool::fake::ptx {
 namespace {
 
+constexpr uint64_t kWordBytes = 4;
+
 struct Module;
 
 class PtxKernel : public FakeKernel {
@@ -74,8 +76,9 @@ PtxKernel::~PtxKernel() {
   std::string line = kernel_->name;
   for (const uint64_t number :
        {uint64_t{kernel_->code.size()}, counts_.launches, counts_.thread_blocks, counts_.instructions,
-        counts_.lane_instructions, counts_.barriers, counts_.read_bytes, counts_.read_sectors,
-        counts_.written_bytes, counts_.written_sectors}) {
+        counts_.lane_instructions, counts_.matrix_products, counts_.barriers, counts_.read_bytes,
+        counts_.read_sectors, counts_.written_bytes, counts_.written_sectors,
+        kWordBytes * counts_.footprint.read_words, kWordBytes * counts_.footprint.written_words}) {
     line += '\t' + std::to_string(number);
   }
   AppendToFile(path, line + '\n');

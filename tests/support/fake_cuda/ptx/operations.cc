@@ -298,13 +298,35 @@ void FmaDownwards(Warp& warp, const Instruction& in) {
 
 float FloatOfF16(uint16_t x) {
   const uint32_t exponent = x >> 10 & 0x1f, fraction = x & 0x3ff;
-  const float magnitude =
-      exponent == 0x1f
-          ? (fraction == 0 ? std::numeric_limits<float>::infinity() : std::numeric_limits<float>::quiet_NaN())
-      : exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24)
-                      : std::ldexp(static_cast<float>(fraction | 0x400), static_cast<int>(exponent) - 25);
+  const float magnitude = exponent == 0x1f ? (fraction == 0 ? std::numeric_limits<float>::infinity()
+                                                            : std::numeric_limits<float>::quiet_NaN())
+                                           : std::bit_cast<float>((x & 0x7fffu) << 13) * 0x1p112f;
   return (x & 0x8000) != 0 ? -magnitude : magnitude;
 }
+
+float FloatOfBf16(uint16_t x) { return std::bit_cast<float>(uint32_t{x} << 16); }
+
+// The nearest of the numbers with `fraction` bits behind the first, of which the least step is 2^`least`; halves to even.
+float Rounded(float x, int fraction, int least) {
+  if (!std::isfinite(x) || x == 0) return x;
+  const int step = std::max(std::ilogb(x) - fraction, least);
+  return static_cast<float>(std::ldexp(std::nearbyint(std::ldexp(double{x}, -step)), step));
+}
+uint16_t F16Of(float x) {
+  if (std::isnan(x)) return 0x7fff;
+  const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
+  const float magnitude = std::abs(Rounded(x, 10, -24));
+  if (magnitude > 65504) return sign | 0x7c00;
+  if (magnitude < 0x1p-14f) return sign | static_cast<uint16_t>(std::ldexp(magnitude, 24));
+  const int exponent = std::ilogb(magnitude);
+  return sign | static_cast<uint16_t>((exponent + 14) * 1024 + std::ldexp(magnitude, 10 - exponent));
+}
+uint16_t Bf16Of(float x) {
+  if (std::isnan(x)) return 0x7fff;
+  return static_cast<uint16_t>(std::bit_cast<uint32_t>(Rounded(x, 7, -133)) >> 16);
+}
+template <auto f>
+constexpr auto kPairOf = [](float upper, float lower) { return uint32_t{f(upper)} << 16 | f(lower); };
 
 // "ftz": what is subnormal is zero.
 float Flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
@@ -349,6 +371,48 @@ void Ballot(Warp& warp, const Instruction& in) {
   const uint32_t votes = *warp.at<uint32_t>(in.from[0]) & warp.active;
   auto* to = warp.at<uint32_t>(in.to[0]);
   warp.Each([&](uint32_t i) { to[i] = votes; });
+}
+
+// The fragments of mma.m16n8k16, as the PTX ISA has them ("Matrix Fragments for mma.m16n8k16 with floating point type"): with
+// lane = 4 * group + own, register r of a has the row group + 8 * (r % 2) and the columns 2 * own + 8 * (r / 2) and the next,
+// register r of b the column group and the rows 2 * own + 8 * r and the next, register r of c and d the row group + 8 * (r / 2)
+// and the column 2 * own + r % 2.
+template <auto kFloatOf>
+void MultiplyMatrices(Warp& warp, const Instruction& in) {
+  constexpr uint32_t kM = 16, kN = 8, kK = 16;
+  if (!warp.HaveMet(kAllLanes)) return;
+  float a[kM][kK], b[kK][kN], d[kM][kN];
+  const auto spread = [&](Place place, const auto& element) {
+    const uint32_t* const pairs = warp.at<uint32_t>(place);
+    for (uint32_t lane = 0; lane < kLanes; ++lane) {
+      for (uint32_t i = 0; i < 2; ++i)
+        element(lane / 4, lane % 4 * 2 + i) = kFloatOf(static_cast<uint16_t>(pairs[lane] >> 16 * i));
+    }
+  };
+  for (uint32_t r = 0; r < 4; ++r) {
+    spread(in.from[r],
+           [&](uint32_t group, uint32_t k) -> float& { return a[group + r % 2 * 8][k + r / 2 * 8]; });
+  }
+  for (uint32_t r = 0; r < 2; ++r) {
+    spread(in.from[4 + r], [&](uint32_t group, uint32_t k) -> float& { return b[k + r * 8][group]; });
+  }
+  const auto of_result = [&](uint32_t r, uint32_t lane) -> float& {
+    return d[lane / 4 + r / 2 * 8][lane % 4 * 2 + r % 2];
+  };
+  for (uint32_t r = 0; r < 4; ++r) {
+    const float* const c = warp.at<float>(in.from[6 + r]);
+    for (uint32_t lane = 0; lane < kLanes; ++lane) of_result(r, lane) = c[lane];
+  }
+  for (uint32_t m = 0; m < kM; ++m) {
+    for (uint32_t k = 0; k < kK; ++k) {
+      for (uint32_t n = 0; n < kN; ++n) d[m][n] += a[m][k] * b[k][n];
+    }
+  }
+  for (uint32_t r = 0; r < 4; ++r) {
+    float* const to = warp.at<float>(in.to[r]);
+    for (uint32_t lane = 0; lane < kLanes; ++lane) to[lane] = of_result(r, lane);
+  }
+  ++warp.launch->counts->matrix_products;
 }
 
 // ------------------------------------------------------------------------------------------------ memory
@@ -448,6 +512,8 @@ Table MakeTable() {
   Add<[](float a) { return double{a}; }, double, float>(table, "cvt.f64.f32");
   Add<kSaturate, float, float>(table, "cvt.sat.f32.f32");
   Add<FloatOfF16, float, uint16_t>(table, "cvt.f32.f16");
+  Add<kPairOf<F16Of>, uint32_t, float, float>(table, "cvt.rn.f16x2.f32");
+  Add<kPairOf<Bf16Of>, uint32_t, float, float>(table, "cvt.rn.bf16x2.f32");
   Add<ExtractedBits, uint32_t, uint32_t, uint32_t, uint32_t>(table, "bfe.u32");
   Add<PermutedBytes, uint32_t, uint32_t, uint32_t, uint32_t>(table, "prmt.b32");
   table["fma.rm.f32"] = {&FmaDownwards, "wwww"};
@@ -510,6 +576,12 @@ Execute FindPack(uint32_t part_bytes, uint32_t whole_bytes) {
 Execute FindUnpack(uint32_t part_bytes, uint32_t whole_bytes) {
   if (part_bytes == 2) return whole_bytes == 4 ? &Unpack<uint16_t, uint32_t> : &Unpack<uint16_t, uint64_t>;
   return part_bytes == 4 && whole_bytes == 8 ? &Unpack<uint32_t, uint64_t> : nullptr;
+}
+
+Execute FindMatrixProduct(std::string_view opcode) {
+  if (opcode == "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32") return &MultiplyMatrices<FloatOfF16>;
+  if (opcode == "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32") return &MultiplyMatrices<FloatOfBf16>;
+  return nullptr;
 }
 
 void Branch(Warp& warp, const Instruction& in) {

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cctype>
 #include <cstring>
+#include <iterator>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -333,7 +334,8 @@ class Parser {
     const string_view opcode = Words(statement)[0];
     const std::vector<string_view> operands = Split(statement.substr(opcode.size()), ',');
     if (!ParseControl(opcode, operands, &instruction) && !ParseAccess(opcode, operands, &instruction) &&
-        !ParseVectorMove(opcode, operands, &instruction)) {
+        !ParseVectorMove(opcode, operands, &instruction) &&
+        !ParseMatrixProduct(opcode, operands, &instruction)) {
       ParseOperation(opcode, operands, &instruction);
     }
     if (instruction.execute == nullptr) Unknown(statement);
@@ -430,6 +432,24 @@ class Parser {
     else
       in->to[0] = RegisterOf(operands[0], whole_bytes);
     in->execute = unpacks ? FindUnpack(part_bytes, whole_bytes) : FindPack(part_bytes, whole_bytes);
+    return true;
+  }
+
+  // mma.sync…  {%f1, %f2, %f3, %f4}, {%r1, %r2, %r3, %r4}, {%r5, %r6}, {%f5, %f6, %f7, %f8}
+  bool ParseMatrixProduct(string_view opcode, const std::vector<string_view>& operands, Instruction* in) {
+    in->execute = FindMatrixProduct(opcode);
+    if (in->execute == nullptr) return false;
+    std::vector<string_view> all;
+    for (const string_view operand : operands) {
+      for (const string_view element : Elements(operand)) all.push_back(element);
+    }
+    if (all.size() != std::size(in->to) + std::size(in->from)) Unknown(opcode);
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (i < std::size(in->to))
+        in->to[i] = RegisterOf(all[i], sizeof(uint32_t));
+      else
+        in->from[i - std::size(in->to)] = Source(all[i], sizeof(uint32_t));
+    }
     return true;
   }
 

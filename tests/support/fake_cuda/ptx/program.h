@@ -30,7 +30,8 @@ struct Instruction {
   Place guard = kNoPlace;  // executed by the lanes with this predicate
   bool guard_negated = false;
   Place to[4] = {kNoPlace, kNoPlace, kNoPlace, kNoPlace};
-  Place from[5] = {kNoPlace, kNoPlace, kNoPlace, kNoPlace, kNoPlace};
+  Place from[10] = {kNoPlace, kNoPlace, kNoPlace, kNoPlace, kNoPlace,
+                    kNoPlace, kNoPlace, kNoPlace, kNoPlace, kNoPlace};
   uint32_t target = 0;  // a branch's: an index of the kernel's code
   // Of an access to memory; from[0] has the address.
   Space space = Space::kGeneric;

@@ -143,8 +143,9 @@ bool Warp::Resolve(const Instruction& instruction, Touch touch, uint32_t bytes, 
         return false;
       }
       if (shared) {
-        if (const char* wrong =
-                launch->shared_shadow->Check(offset, bytes, touch, first_thread + lane, launch->moment)) {
+        Footprint of_shared;  // It says nothing: the memory begins with each thread block.
+        if (const char* wrong = launch->shared_shadow->Check(offset, bytes, touch, first_thread + lane,
+                                                             launch->moment, &of_shared)) {
           Fail(CUDA_ERROR_LAUNCH_FAILED, lane, wrong);
           return false;
         }
@@ -169,7 +170,7 @@ bool Warp::Resolve(const Instruction& instruction, Touch touch, uint32_t bytes, 
     }
     if (region->shadow == nullptr) continue;
     if (const char* wrong = region->shadow->Check(address - region->begin, bytes, touch, first_thread + lane,
-                                                  launch->moment)) {
+                                                  launch->moment, &launch->counts->footprint)) {
       Fail(CUDA_ERROR_LAUNCH_FAILED, lane, wrong);
       return false;
     }

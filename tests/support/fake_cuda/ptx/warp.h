@@ -30,6 +30,7 @@ struct Counts {
   uint64_t thread_blocks = 0;
   uint64_t instructions = 0;       // each counts once for a warp
   uint64_t lane_instructions = 0;  // and once for each of its lanes that executes it
+  uint64_t matrix_products = 0;    // those of them that are mma.sync.m16n8k16: 2,048 multiplications each
   uint64_t barriers = 0;
   // Of global memory. A sector is 32 aligned bytes, the least that is moved. An instruction of a warp asks for
   // each byte and each sector once, however many of its lanes do.
@@ -37,6 +38,7 @@ struct Counts {
   uint64_t read_sectors = 0;
   uint64_t written_bytes = 0;
   uint64_t written_sectors = 0;
+  Footprint footprint;  // of global memory, summed over the launches
 };
 
 struct Fault {
