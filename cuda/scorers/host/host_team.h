@@ -23,6 +23,13 @@ class HostTeam : public OneLane {
     return result;
   }
   template <KvDtype dtype>
+  float ProductWithOwn(const unsigned char* row, uint64_t stride_bytes, uint32_t dim, const float* x,
+                       uint32_t) const {
+    return stride_bytes == BytesOf(dtype)
+               ? SumOverRow<dtype, true, RowOp::kProduct>(*this, row, stride_bytes, dim, x)
+               : SumOverRow<dtype, false, RowOp::kProduct>(*this, row, stride_bytes, dim, x);
+  }
+  template <KvDtype dtype>
   void NormsOfRows(const RowGrid& rows) const {
     for (uint32_t outer = 0; outer < rows.outer_count; ++outer) {
       rows_->run[static_cast<int>(dtype)][static_cast<int>(RowOp::kSquare)](

@@ -10,6 +10,7 @@
 //   RowSum                       x of the lanes of a row team                      these lanes
 //   SumOfRows, GreatestOfRows    x of the lanes at the same place of all teams     these lanes
 //   SumOfRow                     a row's elements, which lie side by side          the lanes of the row team
+//   ProductWithOwn               a row times as many rows of floats as lanes       each lane has that of its own
 //   NormsOfRows, ProductsOfRows  the same for many rows                            memory
 //
 // All lanes whose values a call combines must make it. Sync makes the lanes' writes visible to all of
