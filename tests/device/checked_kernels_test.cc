@@ -1,9 +1,11 @@
 // The checks of kernels that the fake driver executes from their PTX: each mistake is seen, and named.
+#include <bit>
 #include <cstdint>
 #include <numeric>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "cuda/driver/cuda_context.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -19,15 +21,22 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-constexpr uint32_t kCount = 64;
+constexpr uint32_t kCount = 64, kWords = 320;
 
 struct Launch {
   unsigned int blocks = 1;
   unsigned int threads = kCount;
   uint32_t fetched = kCount;  // words
+  std::vector<uint32_t> words = Counting();
+
+  static std::vector<uint32_t> Counting() {
+    std::vector<uint32_t> words(kCount);
+    std::iota(words.begin(), words.end(), 0u);
+    return words;
+  }
 };
 
-// Runs the kernel on the words 0, 1, …, and returns them.
+// Runs the kernel on the words, of which it is told that they are kCount, and returns them.
 absl::StatusOr<std::vector<uint32_t>> RunKernel(const char* name, const Launch& launch) {
   ASSIGN_OR_RETURN(const std::shared_ptr<const CudaContext> context, CudaContext::Open("0"));
   ASSIGN_OR_RETURN(const CurrentContext current, context->MakeCurrent());
@@ -38,18 +47,17 @@ absl::StatusOr<std::vector<uint32_t>> RunKernel(const char* name, const Launch& 
   CUfunction function;
   RETURN_IF_ERROR(context->Check(driver.cuModuleGetFunction(&function, module, name), "find"));
   CUdeviceptr address;
-  RETURN_IF_ERROR(context->Check(driver.cuMemAlloc(&address, 2 * kCount * sizeof(uint32_t)), "allocate"));
+  RETURN_IF_ERROR(context->Check(driver.cuMemAlloc(&address, kWords * sizeof(uint32_t)), "allocate"));
   const CudaArray memory(context, address);
-  std::vector<uint32_t> words(kCount);
-  std::iota(words.begin(), words.end(), 0u);
+  const std::vector<uint32_t>& sent = launch.words;
+  std::vector<uint32_t> words(launch.fetched);
   RETURN_IF_ERROR(context->Check(
-      driver.cuMemcpyHtoDAsync(address, words.data(), kCount * sizeof(uint32_t), stream.get()), "send"));
+      driver.cuMemcpyHtoDAsync(address, sent.data(), sent.size() * sizeof(uint32_t), stream.get()), "send"));
   uint32_t count = kCount;
   void* arguments[] = {&address, &count};
   RETURN_IF_ERROR(context->Check(driver.cuLaunchKernel(function, launch.blocks, 1, 1, launch.threads, 1, 1, 0,
                                                        stream.get(), arguments, nullptr),
                                  "launch"));
-  words.resize(launch.fetched);
   RETURN_IF_ERROR(context->Check(
       driver.cuMemcpyDtoHAsync(words.data(), address, words.size() * sizeof(uint32_t), stream.get()),
       "fetch"));
@@ -99,6 +107,42 @@ TEST(CheckedKernels, ThreadsThatShareMemoryMeetAtABarrier) {
 TEST(CheckedKernels, AllWhoAreMeantComeToBarriersAndShuffles) {
   EXPECT_THAT(ErrorOf("barrier_for_some"), HasSubstr("when others of its block wait at this barrier"));
   EXPECT_THAT(ErrorOf("shuffle_of_some"), HasSubstr("waits for lanes of its warp that never come here"));
+}
+
+// The f16 of a whole number below 2,048.
+uint16_t HalfOf(uint32_t x) {
+  if (x == 0) return 0;
+  const uint32_t exponent = 31 - static_cast<uint32_t>(std::countl_zero(x));
+  return static_cast<uint16_t>((exponent + 15) << 10 | (x << (10 - exponent) & 0x3ff));
+}
+
+TEST(CheckedKernels, TensorCoresMultiplyMatrices) {
+  EXPECT_EQ(InChild({},
+                    [] {
+                      // Every element is another number, and the sums are whole numbers that a float has.
+                      std::vector<uint32_t> words(192);
+                      const auto a = [](uint32_t row, uint32_t k) { return row * 16 + k + 1; };
+                      const auto b = [](uint32_t k, uint32_t column) { return 3 * (column * 16 + k) + 1; };
+                      for (uint32_t i = 0; i < 256; ++i) {
+                        words[i / 2] |= uint32_t{HalfOf(a(i / 16, i % 16))} << i % 2 * 16;
+                        if (i < 128) words[128 + i / 2] |= uint32_t{HalfOf(b(i % 16, i / 16))} << i % 2 * 16;
+                      }
+                      ASSIGN_OR_RETURN(
+                          const std::vector<uint32_t> done,
+                          RunKernel("matrix_product", {.threads = 32, .fetched = kWords, .words = words}));
+                      for (uint32_t i = 0; i < 128; ++i) {
+                        uint32_t sum = 0;
+                        for (uint32_t k = 0; k < 16; ++k) sum += a(i / 8, k) * b(k, i % 8);
+                        if (std::bit_cast<float>(done[192 + i]) != static_cast<float>(sum)) {
+                          return absl::InternalError(absl::StrCat(
+                              "element ", i, " is ", std::bit_cast<float>(done[192 + i]), ", not ", sum));
+                        }
+                      }
+                      return absl::OkStatus();
+                    }),
+            "OK");
+  EXPECT_THAT(ErrorOf("matrix_product", {.threads = 16, .words = std::vector<uint32_t>(192)}),
+              HasSubstr("multiplies matrices without all lanes of its warp"));
 }
 
 TEST(CheckedKernels, AThreadBlockIsNoLargerThanItsKernelTakes) {

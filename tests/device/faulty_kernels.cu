@@ -60,3 +60,32 @@ extern "C" __global__ void shuffle_of_some(uint32_t* words, uint32_t count) {
   if (x % 2 == 1) x += __shfl_xor_sync(kAllLanes, x, 1);
   words[threadIdx.x] = x;
 }
+
+// The product of a 16 x 16 matrix of f16 (words 0 to 127, row by row) and a 16 x 8 one (the next 64, column by column), in
+// the 128 words behind them, row by row. The places are those of the PTX ISA's figures, element by element: of a lane with
+// groupID = lane >> 2 and threadID_in_group = lane % 4.
+extern "C" __global__ void matrix_product(uint32_t* words, uint32_t count) {
+  if (count == 0) return;
+  const auto* const a = reinterpret_cast<const uint16_t*>(words);
+  const auto* const b = a + 16 * 16;
+  auto* const d = reinterpret_cast<float*>(words + 192);
+  const unsigned int group = threadIdx.x >> 2, own = threadIdx.x % 4;
+  uint32_t of_a[4] = {}, of_b[2] = {};
+  for (unsigned int i = 0; i < 8; ++i) {
+    const unsigned int row = i < 2 || (4 <= i && i < 6) ? group : group + 8;
+    const unsigned int column = i < 4 ? own * 2 + (i & 1) : own * 2 + (i & 1) + 8;
+    of_a[i / 2] |= uint32_t{a[row * 16 + column]} << (i % 2 * 16);
+  }
+  for (unsigned int i = 0; i < 4; ++i) {
+    const unsigned int row = i < 2 ? own * 2 + (i & 1) : own * 2 + (i & 1) + 8;
+    of_b[i / 2] |= uint32_t{b[group * 16 + row]} << (i % 2 * 16);
+  }
+  float of_d[4] = {};
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, "
+      "%1, %2, %3};"
+      : "+f"(of_d[0]), "+f"(of_d[1]), "+f"(of_d[2]), "+f"(of_d[3])
+      : "r"(of_a[0]), "r"(of_a[1]), "r"(of_a[2]), "r"(of_a[3]), "r"(of_b[0]), "r"(of_b[1]));
+  for (unsigned int i = 0; i < 4; ++i) {
+    d[(i < 2 ? group : group + 8) * 8 + own * 2 + (i & 1)] = of_d[i];
+  }
+}

@@ -20,6 +20,7 @@ from mutants import ROOT, TREE
 BUILD = TREE / "build" / "kernels"
 SECONDS = 300
 TEAM, KERNELS = "cuda/kernels/cuda_team.h", "cuda/kernels/score_kernels.cu"
+TILE = "cuda/kernels/cuda_logit_tile.h"
 COMPUTE = "cuda/driver/cuda_kv_compute.cc"
 
 
@@ -56,6 +57,10 @@ DEFECTS = [
            "const bool there = base + i * groups < all;", "const bool there = true;"),
     Defect("lanes leave a loop before the shuffle of their warp", TEAM,
            "for (uint32_t base = group; base - group < all;", "for (uint32_t base = group; base < all;"),
+    Defect("the halves of a fragment of queries in another order", TILE,
+           "place = two % 2 * 2 + i;", "place = two % 2 + 2 * i;"),
+    Defect("no barrier before a tile of keys is multiplied", TILE,
+           "++chunk) {\n      __syncthreads();", "++chunk) {"),
     Defect("counters of a selection that nobody sets to zero", COMPUTE,
            "BinsBytes(request), stream_.get()),", "1, stream_.get()),"),
     Defect("a grid of half the thread blocks", COMPUTE,

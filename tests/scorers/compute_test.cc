@@ -121,7 +121,7 @@ struct SomeSignals {
   Signals s;
 };
 
-// A warp has 32 queries at once, and four times as many in a round over the keys.
+// A warp has 16 queries of a head at once, and a team 16 warps.
 TEST_F(ComputeTest, WindowsAndGroupsOfAllSizes) {
   for (const uint32_t window : {1u, 8u, 32u, 33u, 64u}) {
     for (const uint32_t group : {1u, 3u, 4u}) {
@@ -137,6 +137,18 @@ TEST_F(ComputeTest, WindowsAndGroupsOfAllSizes) {
       for (const char* policy : {"snapkv", "cake", "tova", "epicache"})
         ExpectSame(sequence.kv(), signals.s, policy);
     }
+  }
+}
+
+// A head of more queries than a team holds at once, and heads of which it holds some and the rest later.
+TEST_F(ComputeTest, WindowsLargerThanATeamHolds) {
+  const Sequence sequence({.layers = 1, .tokens = 37, .k_dim = 20, .dtype = KvDtype::kF16});
+  for (const auto& [window, group] : {std::pair(300u, 1u), std::pair(33u, 7u)}) {
+    SCOPED_TRACE(testing::Message() << window << " queries, group of " << group);
+    SomeSignals signals(sequence.kv().shape, 7, window, group);
+    signals.s.window.behind = true;
+    for (const char* policy : {"snapkv", "cake", "tova", "epicache"})
+      ExpectSame(sequence.kv(), signals.s, policy);
   }
 }
 

@@ -381,6 +381,10 @@ template <auto kFloatOf>
 void MultiplyMatrices(Warp& warp, const Instruction& in) {
   constexpr uint32_t kM = 16, kN = 8, kK = 16;
   if (!warp.HaveMet(kAllLanes)) return;
+  if (warp.active != kAllLanes) {
+    return warp.Fail(CUDA_ERROR_LAUNCH_FAILED, static_cast<uint32_t>(std::countr_zero(warp.active)),
+                     "multiplies matrices without all lanes of its warp");
+  }
   float a[kM][kK], b[kK][kN], d[kM][kN];
   const auto spread = [&](Place place, const auto& element) {
     const uint32_t* const pairs = warp.at<uint32_t>(place);
