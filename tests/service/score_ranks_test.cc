@@ -147,29 +147,26 @@ class ScoreRanksTest : public ScoreTest {
     }
     return both;
   }
-  // Hidden states, and weights of all heads, which are the same to every rank.
-  void AddGate(Both* both) {
+  // As many weights as the policy takes for all heads, which are the same to every rank, and hidden states if it reads them.
+  void AddWeights(const v1::Policy& policy, Both* both) {
     constexpr uint32_t kHidden = 3;
-    std::vector<float> hidden(size_t{kSequenceTokens} * kHidden);
-    std::vector<float> weights(size_t{kLayers} * kAllHeads * (2 * kHidden + 1));
+    const std::vector<std::pair<std::string, std::string>> params(policy.params().begin(),
+                                                                  policy.params().end());
+    const auto bound = scorers::BindPolicy(policy.name(), params);
+    const scorers::PolicyFacts& facts = bound->facts();
+    const scorers::KvShape model = {
+        .layers = kLayers, .kv_heads = kAllHeads, .k_head_dim = kDim, .v_head_dim = kDim};
+    const bool reads_hidden = (facts.NeedsOf(bound->params) & scorers::kNeedHidden) != 0;
+    std::vector<float> hidden(reads_hidden ? size_t{kSequenceTokens} * kHidden : 0);
+    std::vector<float> weights(facts.weight_count(bound->params, model, kHidden, /*given=*/1));
     for (float& x : hidden) x = Uniform() * 2 - 1;
     for (float& x : weights) x = Uniform() * 2 - 1;
     for (v1::Signals* signals : {&both->whole, &both->ranked}) {
-      signals->clear_signals();
-      signals->set_hidden_dim(kHidden);
-      *signals->add_signals() = InlinedSignal(v1::SIGNAL_KIND_HIDDEN, hidden);
-      *signals->add_signals() = InlinedSignal(v1::SIGNAL_KIND_WEIGHTS, weights);
-    }
-  }
-
-  // As many weights as the policy takes for all heads.
-  void AddWeights(const scorers::PolicyFacts& facts, Both* both) {
-    const auto bound = scorers::BindPolicy(std::string(facts.name), {});
-    const scorers::KvShape model = {
-        .layers = kLayers, .kv_heads = kAllHeads, .k_head_dim = kDim, .v_head_dim = kDim};
-    std::vector<float> weights(facts.weight_count(bound->params, model, /*hidden_dim=*/0, /*given=*/1));
-    for (float& x : weights) x = Uniform() * 2 - 1;
-    for (v1::Signals* signals : {&both->whole, &both->ranked}) {
+      if (reads_hidden) {
+        signals->clear_signals();  // With those of tokens there would be too many.
+        signals->set_hidden_dim(kHidden);
+        *signals->add_signals() = InlinedSignal(v1::SIGNAL_KIND_HIDDEN, hidden);
+      }
       *signals->add_signals() = InlinedSignal(v1::SIGNAL_KIND_WEIGHTS, weights);
     }
   }
@@ -234,10 +231,9 @@ TEST_F(ScoreRanksTest, EveryPolicyScoresAndPrunesAsOneRankWithAllHeads) {
     score.mutable_policy()->set_name(name);
     if (name == "attention_gate") {
       (*score.mutable_policy()->mutable_params())["source"] = "gate";
-      AddGate(&signals);
     }
     if (name == "learned_mlp") continue;  // The same network for all heads, as any of the others.
-    if (facts->weight_count != nullptr && name != "attention_gate") AddWeights(*facts, &signals);
+    if (facts->weight_count != nullptr) AddWeights(score.policy(), &signals);
     ExpectSameVictims(score.policy(), signals, name);
     ExpectSameScores(score, signals, name);
     for (const v1::Scope scope : {v1::SCOPE_LAYER, v1::SCOPE_HEAD}) {
