@@ -175,7 +175,7 @@ class CudaLogitTile {
   static constexpr uint32_t kAllLanes = 0xffffffffu, kWarpLanes = 32;
   static constexpr float kFactor = kLog2E * (dtype == KvDtype::kFp8E4m3 ? kE4m3Scale : 1);
   static constexpr uint32_t kLevels = 4;  // merges of two rows or more until a lane has a column's 16
-  static constexpr uint32_t kPieces = LogitTileMemory::kPieces;  // of 16 bytes in shared memory
+  static constexpr uint32_t kPieces = LogitTileMemory::kPieces;  // Each has 16 bytes of shared memory.
   static constexpr uint32_t kInPiece = dtype == KvDtype::kF32 ? 4 : 8;
   static constexpr uint32_t kChunk = kPieces * kInPiece;  // elements of a row
   static constexpr uint32_t kPair = 32;                   // elements that two products of matrices take
@@ -393,7 +393,7 @@ class CudaLogitTile {
   uint32_t first_row_;
   bool is_row_[kRows];
   bool is_empty_;
-  float factors_[kRows];  // of products
+  float factors_[kRows];  // Products are multiplied by them.
   uint32_t hi_[kChunk / 16][4], lo_[kChunk / 16][4];
   // Of the tile.
   uint32_t step_ = 0;

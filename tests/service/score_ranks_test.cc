@@ -163,7 +163,7 @@ class ScoreRanksTest : public ScoreTest {
     for (float& x : weights) x = Uniform() * 2 - 1;
     for (v1::Signals* signals : {&both->whole, &both->ranked}) {
       if (reads_hidden) {
-        signals->clear_signals();  // With those of tokens there would be too many.
+        signals->clear_signals();  // There would be too many, those of tokens included.
         signals->set_hidden_dim(kHidden);
         *signals->add_signals() = InlinedSignal(v1::SIGNAL_KIND_HIDDEN, hidden);
       }

@@ -19,7 +19,7 @@ enum class Touch : uint8_t { kRead, kWrite, kAtomic };
 
 // What a launch can't do without: each word of four bytes counts once, however often it is read or written.
 struct Footprint {
-  uint64_t read_words = 0;  // that this launch has not written before
+  uint64_t read_words = 0;  // This launch has not written these before.
   uint64_t written_words = 0;
 };
 
