@@ -38,7 +38,7 @@ struct Counts {
   uint64_t read_sectors = 0;
   uint64_t written_bytes = 0;
   uint64_t written_sectors = 0;
-  Footprint footprint;  // That of global memory is summed over the launches.
+  Footprint footprint;  // The bytes of global memory are summed over the launches.
 };
 
 struct Fault {
