@@ -43,8 +43,9 @@ POLICIES = {  # What a row is called: (policy, parameters).
 }
 # No score of a token or of a head: every head keeps the same.
 ONE_SCOPE = {"streaming_llm", "random"}
-TEXTS = pruning.SEGMENTS[:3]
-SAMPLES = 2  # Prompts at each depth.
+TEXTS = pruning.SEGMENTS[:2]
+DEPTHS = pruning.DEPTHS[:5]
+SAMPLES = 1  # Prompts at each depth.
 
 
 CALIBRATION = ("Sense And Sensibility", 0.2, 2048)  # A text of which nothing is asked: its part, and tokens.
@@ -134,7 +135,7 @@ def perplexity_cells():
 
 def retrieval_cells():
     return _cells([{"kind": kind, "depth": depth, "sample": sample}
-                   for sample in range(SAMPLES) for depth in pruning.DEPTHS for kind in ("passkey", "keys")])
+                   for sample in range(SAMPLES) for depth in DEPTHS for kind in ("passkey", "keys")])
 
 
 def perplexity(lab, cell):
