@@ -202,7 +202,14 @@ absl::StatusOr<ScorePlan> PlanScore(const ScoreRequest& request, const Signals& 
   }
   RETURN_IF_ERROR(CheckWeights(facts, request.policy.params, request, signals));
   if (request.policy.has_host()) {
-    RETURN_IF_ERROR(CheckWeights(FactsOf(request.policy.host), request.policy.host_params, request, signals));
+    const PolicyFacts& host = FactsOf(request.policy.host);
+    if ((facts.NeedsOf(request.policy.params) & host.NeedsOf(request.policy.host_params) & kNeedWeights) !=
+        0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("policy ", std::string(facts.name), " over ", std::string(host.name),
+                       ": both read weights, and a request has one array of them"));
+    }
+    RETURN_IF_ERROR(CheckWeights(host, request.policy.host_params, request, signals));
   }
   plan.record = LayOutRecord(shape, plan.needs);
   plan.rows = RowsOfRanks(request, /*ranks=*/1);

@@ -216,6 +216,42 @@ def test_a_prompt_keeps_what_its_last_queries_attend(daemon, scope, window):
                 assert torch.equal(kept[head, 64:], all_of_it[head, -window:])
 
 
+def test_a_prompt_keeps_what_its_engine_knows_of(daemon):
+    """Signals of the prompt choose, and stay with their tokens; tokens behind it stay as long as the prompt has any to give."""
+    model, ids = llama(), prompt(150)
+    with open_session(model, socket=daemon.socket) as session, torch.no_grad():
+        whole = KvPoolCache(session)
+        model(ids, past_key_values=whole)
+        peak = torch.zeros(3, 2, 150)
+        peak[..., 40:56] = 1
+        cache = KvPoolCache(session, policy="kvzip", params={"sinks": 0}, budget=32, signals={"peak": peak})
+        model(ids, past_key_values=cache)
+        places = [*range(40, 56), *range(134, 150)]  # Equal scores leave oldest first.
+        for layer in range(3):
+            assert torch.equal(resident_keys(cache, layer), resident_keys(whole, layer)[:, places])
+        assert torch.equal(cache._signals["peak"], peak[..., places])
+        assert len(generate(model, ids, KvPoolCache(session, policy="kvzip", budget=32, signals={"peak": peak}), tokens=60)) == 60
+
+
+def test_positions_go_on_where_tokens_were_dropped(daemon):
+    """triattention scores from the newest token's position: told in full weights, another position keeps other tokens."""
+    model, ids = llama(), prompt(150)
+    weights = torch.randn(3 * 3 * 2 * 8 + 8, generator=torch.Generator().manual_seed(1))
+    weights[-8:] = 0.7 ** torch.arange(8)
+    with open_session(model, socket=daemon.socket) as session, torch.no_grad():
+        cache = KvPoolCache(session, policy="triattention", params={"recent": 0}, budget=64, weights=weights)
+        model(ids, past_key_values=cache)
+        positions = []
+        scorer = kvpool.Scorer
+        try:
+            kvpool.Scorer = lambda *args, **kwargs: positions.append(kwargs["now"]) or scorer(*args, **kwargs)
+            for i in range(16):
+                model(ids[:, i:i + 1], past_key_values=cache)
+        finally:
+            kvpool.Scorer = scorer
+        assert positions == [165] and cache.logical == 166 and cache.resident == 64
+
+
 def test_scores_of_each_head_move_with_its_tokens(daemon):
     """Heads that keep tokens of their own, then a whole block less for all: the attention that h2o goes by is that of what is left."""
     model, ids = llama(), prompt(150)
@@ -297,8 +333,15 @@ def test_bad_input(daemon):
             KvPoolCache(session, policy="h2o", budget=64)
         with pytest.raises(ValueError, match="go together"):
             KvPoolCache(session, budget=64)
-        with pytest.raises(kvpool.InvalidArgumentError, match="scope: there is no 'token'"):
-            generate(model, prompt(100), KvPoolCache(session, policy="keydiff", budget=32, scope="token"))
+        with pytest.raises(ValueError, match="scope is 'token'; must be one of sequence, layer, head"):
+            KvPoolCache(session, policy="keydiff", budget=32, scope="token")
+        for told in ({"scope": "head"}, {"weights": torch.ones(4)}, {"signals": {"peak": torch.ones(3, 2, 10)}}):
+            with pytest.raises(ValueError, match="go with a policy"):
+                KvPoolCache(session, **told)
+        with pytest.raises(ValueError, match=r"signals\['peak'\] is \[2, 3, 10\]; must be \[3, 2, tokens\]"):
+            KvPoolCache(session, policy="kvzip", budget=32, signals={"peak": torch.ones(2, 3, 10)})
+        with pytest.raises(ValueError, match=r"signals\['peak'\] tells of 101 tokens, and the budget is first exceeded by 100"):
+            generate(model, prompt(100), KvPoolCache(session, policy="kvzip", budget=32, signals={"peak": torch.ones(3, 2, 101)}))
         with pytest.raises(ValueError, match="batch of 2"):
             generate(model, prompt(10).repeat(2, 1), KvPoolCache(session))
         with pytest.raises(kvpool.InvalidArgumentError, match="no_such_policy"):

@@ -133,6 +133,44 @@ TEST_F(ScorePoliciesTest, LearnedOnesSayHowManyWeightsTheyTake) {
   }
 }
 
+// Covariances are not taken for means of many heads, nor one array for the weights of two policies.
+TEST_F(ScorePoliciesTest, WeightsOfAnotherKindAreRefused) {
+  v1::Operation score = ScoreOp(blocks_);
+  v1::Policy* policy = score.mutable_score()->mutable_policy();
+  policy->set_name("expected_attention");
+  const auto answer_to = [&](size_t weights) {
+    v1::Signals* signals = score.mutable_score()->mutable_signals();
+    signals->clear_signals();
+    *signals->add_signals() =
+        InlinedSignal(v1::SIGNAL_KIND_WEIGHTS, std::vector<float>(weights, 1.0f / 1024));
+    return Run(engine_.get(), score);
+  };
+  const auto wanted = [&] {
+    const std::string message = answer_to(1).message();
+    return static_cast<size_t>(std::atoi(message.substr(message.find("needs ") + 6).c_str()));
+  };
+  const size_t both = wanted();
+  EXPECT_EQ(answer_to(2 * both).code(), 0);
+  (*policy->mutable_params())["use_covariance"] = "false";
+  const size_t means = wanted();
+  EXPECT_LT(means, both);
+  EXPECT_EQ(answer_to(2 * means).code(), 0);
+  for (const size_t weights : {both, 2 * both, 129 * means}) {
+    const v1::OperationResult refused = answer_to(weights);
+    EXPECT_EQ(refused.code(), static_cast<int>(absl::StatusCode::kFailedPrecondition)) << weights;
+    EXPECT_NE(refused.message().find(absl::StrCat(weights, " weights given, this shape needs ")),
+              std::string::npos)
+        << refused.message();
+  }
+  policy->set_name("criticalkv");
+  *policy->mutable_params() = {};
+  (*policy->mutable_params())["host"] = "qfilters";
+  const v1::OperationResult two = answer_to(both);
+  EXPECT_EQ(two.code(), static_cast<int>(absl::StatusCode::kInvalidArgument));
+  EXPECT_EQ(two.message(),
+            "policy criticalkv over qfilters: both read weights, and a request has one array of them");
+}
+
 TEST_F(ScorePoliciesTest, EachNamesWhatItLacks) {
   for (const scorers::PolicyFacts* facts : scorers::Policies()) {
     SCOPED_TRACE(Name(*facts));

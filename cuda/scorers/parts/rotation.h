@@ -3,6 +3,7 @@
 #ifndef KVPOOL_CUDA_SCORERS_PARTS_ROTATION_H_
 #define KVPOOL_CUDA_SCORERS_PARTS_ROTATION_H_
 
+#include <cmath>
 #include <cstdint>
 
 #include "cuda/base/lane.h"
@@ -14,10 +15,11 @@ struct Rotation {
   double sin = 0;
 };
 
-// Right to 1e-9 for angles of up to 2^20 radians. Taylor's series over the eighth of a turn on both sides of a quarter.
+// Right to 1e-9 for angles of up to 2^20 radians; NaN where no quarter of a turn can be told, beyond 1e15 of them. Taylor's series over the eighth of a turn on both sides of a quarter.
 KVPOOL_HOST_DEVICE inline Rotation RotationOf(double radians) {
   constexpr double kQuarter = 1.57079632679489661923;
   const double quarters = radians / kQuarter;
+  if (!(quarters > -1e15 && quarters < 1e15)) return {NAN, NAN};
   const auto nearest = static_cast<int64_t>(quarters + (quarters < 0 ? -0.5 : 0.5));
   const double x = (quarters - static_cast<double>(nearest)) * kQuarter, y = x * x;
   const double sin =

@@ -5,7 +5,8 @@
 //   stage 1  the first_stage share of the budget goes to the greatest host(t)
 //   stage 2  the rest of it to the greatest s(t)
 //
-// The weights are [layer][kv head][rows][v_head_dim], with any number of rows:
+// The weights are [layer][kv head][rows][v_head_dim], with any number of rows, each of which is multiplied with each
+// token's value. The host has none of its own, as a request has one array of them:
 //
 //   norm   A                                                          n(t)
 //   l1     W_o of the query heads that read the kv head, one over     the mean over them of ‖W_o v‖_1, as in the

@@ -9,7 +9,7 @@
 // score is (average + epsilon) * ‖V‖. Sinks score the plane's greatest + 1.
 //
 // The weights are [layer][query head][m, C], k_head_dim and k_head_dim * k_head_dim floats, or m alone with
-// use_covariance=false. They are those of queries after RoPE, averaged over the positions to come: keys are scored as they
+// use_covariance=false; a kv head has at most 128 query heads. They are those of queries after RoPE, averaged over the positions to come: keys are scored as they
 // are cached. `kvpool-lab calibrate` makes them. A GPU multiplies k_head_dim^2 numbers for each token and query head:
 // this is no pass that waits for memory.
 #ifndef KVPOOL_CUDA_SCORERS_POLICIES_EXPECTED_ATTENTION_H_
@@ -23,6 +23,9 @@
 #include "cuda/scorers/parts/team.h"
 
 namespace kvpool::scorers {
+
+// No model has more query heads that read one kv head.
+inline constexpr uint64_t kMaxGroup = 128;
 
 // Weights of one query head.
 KVPOOL_HOST_DEVICE constexpr uint64_t QueryStatisticsFloats(bool covariance, uint32_t k_head_dim) {
@@ -43,8 +46,7 @@ struct ExpectedAttention {
       .source = "arXiv 2510.00636; ExpectedAttentionPress of kvpress",
       .description =
           "Keeps the tokens that queries to come are expected to attend, by the calibrated mean and "
-          "covariance of "
-          "each query head's (kvpool-lab calibrate), times ‖V‖.",
+          "covariance of each query head's (kvpool-lab calibrate), times ‖V‖.",
       .params = kParams,
       .needs_with = [](const Params& params) -> Needs {
         return kNeedKeys | kNeedWeights | (params.Is(kUseVnorm, 1) ? Needs{kNeedValueNorms} : 0);
@@ -54,9 +56,14 @@ struct ExpectedAttention {
       },
       .weight_count = [](const Params& params, const KvShape& shape, uint32_t hidden_dim,
                          uint64_t given) -> uint64_t {
-        // The weights of as many query heads for each kv head as are given, rounded up.
-        return WholeParts(
-            given, shape.planes() * QueryStatisticsFloats(params.Is(kUseCovariance, 1), shape.k_head_dim));
+        // The weights of as many query heads for each kv head as are given, rounded up. With covariances they have the
+        // size of means of d + 1 times the heads, and are not taken for those.
+        const uint64_t planes = shape.planes();
+        const uint64_t means = planes * QueryStatisticsFloats(false, shape.k_head_dim);
+        const uint64_t both = planes * QueryStatisticsFloats(true, shape.k_head_dim);
+        const uint64_t most = kMaxGroup * (params.Is(kUseCovariance, 1) ? both : means);
+        if (params.Is(kUseCovariance, 1)) return WholeParts(given < most ? given : most, both);
+        return given % both == 0 ? means : WholeParts(given < most ? given : most, means);
       },
   };
 

@@ -1,4 +1,5 @@
-// KVzap: KVzip's score of a token, foreseen from the layer's hidden states by a small model for each layer.
+// KVzap: KVzip's score of a token, foreseen from hidden states by a small model for each layer. They are the input of the
+// layer's attention, behind its first norm, of which the authors' models are trained.
 //
 //   model=linear   w_h . x + b_h
 //   model=mlp      w2_h . gelu(W1 x + b1) + b2_h, in which the layer's heads share W1
@@ -34,8 +35,9 @@ struct Kvzap {
       .title = "KVzap",
       .source = "arXiv 2601.07891",
       .description =
-          "Keeps what KVzip would, as a small model for each layer foresees it from hidden states, with "
-          "weights from a file, and a recent window. The authors drop what is below a threshold; here a "
+          "Keeps what KVzip would, as a small model for each layer foresees it from hidden states behind the "
+          "layer's first norm, with weights from a file, and a recent window. The authors drop what is below "
+          "a threshold; here a "
           "budget says how much leaves, and output=flag which tokens are below.",
       .needs = kNeedHidden | kNeedWeights,
       .params = kParams,

@@ -25,7 +25,7 @@ namespace kvpool::scorers {
 struct Lagkv {
   enum : uint32_t { kLag, kSinks, kCrossScoring };
   static constexpr ParamFacts kParams[] = {
-      {"lag", ParamType::kInt, 128, 1, 1 << 16, "", "tokens of a partition"},
+      {"lag", ParamType::kInt, 128, 1, 1024, "", "tokens of a partition"},
       {"sinks", ParamType::kInt, 4, 0, 1 << 20, "", "tokens at the start that stay"},
       {"cross_scoring", ParamType::kBool, 0, 0, 1, "", "partitions compete, not only the tokens of each"},
   };
@@ -35,8 +35,8 @@ struct Lagkv {
       .source = "arXiv 2504.04704; LagKVPress of kvpress",
       .description =
           "Keeps, of each partition, the tokens whose K and V vary most over their elements, on the scale of "
-          "the "
-          "partition that follows. Reads K and V alone; the last whole partition and what is behind it stay.",
+          "the partition that follows. Reads K and V alone; the last whole partition and what is behind it "
+          "stay.",
       .needs = kNeedKeys | kNeedValues,
       .params = kParams,
       .protect = [](const Params& params, const KvShape& shape, uint32_t budget_tokens) -> Protection {
@@ -145,7 +145,8 @@ struct Lagkv {
     team.Sync();
   }
 
-  // Replaces scores[lag] by their ranks over `lag`; equal ones rank oldest lowest. NaN stays.
+  // Replaces scores[lag] by their ranks over `lag`; equal ones rank oldest lowest. NaN stays. It takes lag^2 comparisons,
+  // which is why `lag` has a low limit.
   template <typename Team>
   KVPOOL_HOST_DEVICE static void RankPartition(const Team& team, float* ranks, uint32_t lag, float* scores) {
     for (uint32_t i = team.id(); i < lag; i += team.count()) {

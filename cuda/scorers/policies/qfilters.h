@@ -20,8 +20,7 @@ struct Qfilters {
       .source = "arXiv 2503.02812; QFilterPress of kvpress",
       .description =
           "Keeps keys that lie in the direction of the head's queries: one product of each key with a "
-          "calibrated "
-          "vector of its head (kvpool-lab calibrate).",
+          "calibrated vector of its head (kvpool-lab calibrate).",
       .needs = kNeedKeys | kNeedWeights,
       .weight_count = [](const Params& params, const KvShape& shape, uint32_t hidden_dim,
                          uint64_t given) -> uint64_t { return uint64_t{shape.planes()} * shape.k_head_dim; },

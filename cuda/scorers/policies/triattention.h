@@ -8,7 +8,7 @@
 //         = sum_f Re(a_f exp(i p w_f) conj(k_f))                        + sum_f c_f |k_f|
 //
 // which is then brought to mean 0 and deviation 1 over the tokens (normalise), so that heads weigh alike. The position
-// is Signals::now, or that of the last token where it is 0. The weights are
+// is Signals::now; where that is 0, the number of tokens says it, which holds until a token was dropped. The weights are
 //
 //   [layer][kv head][real part of a, imaginary part of a, c], then the w: k_head_dim / 2 floats each
 //
@@ -42,8 +42,8 @@ struct Triattention {
       .source = "arXiv 2604.04921",
       .description =
           "Keeps the keys that the head's mean query will attend to from positions to come: one pass over K "
-          "with "
-          "calibrated vectors of each head (kvpool-lab calibrate), which RoPE's frequencies carry to the "
+          "with calibrated vectors of each head (kvpool-lab calibrate), which RoPE's frequencies carry to "
+          "the "
           "position.",
       .needs = kNeedKeys | kNeedWeights,
       .params = kParams,

@@ -17,6 +17,7 @@ _MASS = {"attention_mean", "h2o", "roco", "hybrid", "caote", "fast_caote"}
 _LATEST = {"tova", "sage_kv"}
 _WINDOW = {"snapkv", "pyramidkv", "cake", "mpcache", "graphkv"}
 _HOSTS = {"caote": "h2o", "fast_caote": "h2o", "graphkv": "snapkv", "chunkkv": "snapkv", "criticalkv": "snapkv"}  # By default.
+_SCOPES = ("sequence", "layer", "head")
 _INLINED_BYTES = 1 << 20  # What a request carries of one array; a larger one lies in blocks.
 
 
@@ -87,7 +88,7 @@ class KvPoolCache(Cache):
               are dropped later are dropped for all.
     weights   f32 numbers of a policy that wants them, as its header in cuda/scorers/policies orders them
     signals   what this engine knows of the prompt besides, by the names of kvpool.Signal: each [layers, kv_heads, tokens] f32 of the pooled
-              layers, such as "peak" for kvzip. Tokens behind the prompt have +inf: what is newest can't be judged, and stays
+              layers, such as "peak" for kvzip; no hidden states. Tokens behind the prompt have +inf: what is newest can't be judged, and stays
     seal      full blocks are shared, under keys that tell what was kept
     salt, extra_keys   part what must not be shared (tenants), and what K and V depend on besides tokens (adapters)
     salt_from  the salt counts from the block that holds this token of the prompt on: what is in front, such as a system prompt, is
@@ -105,8 +106,17 @@ class KvPoolCache(Cache):
         if (policy is None) != (budget is None):
             raise ValueError("policy and budget go together")
         self._policy, self._params, self._budget, self._protection = policy, dict(params or {}), budget, protection
-        self._scope, self._weights = scope, None if weights is None else torch.as_tensor(weights, dtype=torch.float32).contiguous()
-        self._signals = {kind: torch.as_tensor(values, dtype=torch.float32) for kind, values in (signals or {}).items()}
+        if scope not in _SCOPES:
+            raise ValueError(f"scope is '{scope}'; must be one of {', '.join(_SCOPES)}")
+        if policy is None and (scope != "sequence" or weights is not None or signals):
+            raise ValueError("scope, weights and signals go with a policy")
+        self._scope = scope
+        self._weights = None if weights is None else torch.as_tensor(weights, dtype=torch.float32).detach().cpu().contiguous()
+        self._signals = {kind: torch.as_tensor(values, dtype=torch.float32).detach().cpu() for kind, values in (signals or {}).items()}
+        for kind, values in self._signals.items():
+            if values.dim() != 3 or values.shape[:2] != (len(self.facts.pooled), self.facts.kv_heads):
+                raise ValueError(f"signals['{kind}'] is {list(values.shape)}; must be [{len(self.facts.pooled)}, {self.facts.kv_heads}, tokens]: "
+                                 "layers in the pool, KV heads, tokens of the prompt")
         self._timeout, self._window = timeout, window
         self._seals = seal and self.facts.shareable
         told = {policy, self._params.get("host")}
@@ -264,6 +274,8 @@ class KvPoolCache(Cache):
             values = values.cpu().contiguous()
             if values.nbytes <= _INLINED_BYTES:
                 return values
+            if self._device.type != "cpu":
+                raise NotImplementedError(f"policy {self._policy} is told {values.nbytes} bytes in one array; on a GPU at most {_INLINED_BYTES}")
             array = lent.enter_context(kvpool.BlockArray(self.session, values.nbytes, self._timeout))
             array.write(values)
             return array
@@ -278,13 +290,14 @@ class KvPoolCache(Cache):
             signals.append(signal("latest", self._latest))
         if self._weights is not None:
             given = told(self._weights)
-            signals.append(kvpool.Signal("weights", given, nbytes=0 if given is self._weights else self._weights.nbytes))
+            signals.append(kvpool.Signal("weights", given, nbytes=self._weights.nbytes if isinstance(given, kvpool.BlockArray) else 0))
         if self._wants_window:
             queries = torch.stack(self._queries)
             given = told(queries)  # In blocks it is of the layout's type, which it has.
             window = kvpool.QueryWindow(given) if isinstance(given, torch.Tensor) else kvpool.QueryWindow(
                 given, queries=queries.shape[1], q_heads=queries.shape[2])
-        return kvpool.Scorer(self._policy, self._params, signals=signals, window=window)
+        # Positions go on whatever was dropped: the newest token's is not the number of those that are left.
+        return kvpool.Scorer(self._policy, self._params, signals=signals, window=window, now=float(self.logical - 1))
 
     def _hold_budget(self, tokens: int) -> None:
         size = self.facts.tokens_per_block
