@@ -160,12 +160,12 @@ CHOICE = """What these figures recommend at a quarter, on two small models and f
 - **Questions about a prompt** (the question is at its end, and the engine gives queries): `chunkkv` over `snapkv` with `scope="head"`, the only one that finds all
   passkeys with both models, and as many keys as the full cache. It costs two passes over K of a window's queries, once a prompt. `tova` and `sage_kv`, all heads alike, are as
   near with SmolLM2 and not with Gemma 3. SnapKV alone keeps single tokens, and loses numbers that have several.
-- **Without attention**, by K alone: `keydiff`, which finds most with Gemma 3; `lagkv` finds as much with SmolLM2 and keeps text far better.
-- **Text that goes on**: `cake` and `chunkkv`, within .02 to .06 nats a token of the full cache.
+- **Without attention**, by K alone: `keydiff`, which finds most with Gemma 3; `lagkv` finds about as much with SmolLM2 and keeps text far better.
+- **Text that goes on**: `cake`, and `chunkkv` with `scope="head"`, within .02 to .06 nats a token of the full cache.
 - **PagedEviction** is in the middle: it finds some of the passkeys with both models, more than StreamingLLM, H2O and SnapKV, fewer than KeyDiff and ChunkKV, and its
   perplexity is among the worst here. It costs the least of all that look at K and V: a pass over new blocks alone, and whole blocks leave without a copy.
-- With SmolLM2 `keydiff`, `paged_eviction`, `inverse_key_l2` and `triattention` lose .4 to 1.6 nats of text. `triattention`, `expected_attention` and
-  `qfilters`, which come from larger models, lose the planted facts at these sizes.
+- With SmolLM2 `keydiff`, `paged_eviction` and `inverse_key_l2` lose .4 to 1.6 nats of text. `triattention`, `expected_attention` and `qfilters`, which come
+  from larger models, lose the planted facts at these sizes; of the three `triattention` keeps text best over both models.
 """
 
 
