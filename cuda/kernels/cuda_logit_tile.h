@@ -9,7 +9,8 @@
 //
 // The fragments of mma.m16n8k16 let a lane hold elements 2q, 2q + 1, 2q + 8 and 2q + 9 of a row, where q is its number among
 // the four lanes of the row. Which of a row's elements are called so is the same to the sum, as long as queries and keys agree:
-// in 32 elements, which two products take, lane q has elements 8q to 8q + 7, the first four of them for the first product.
+// in 32 elements, which two products take, lane q has elements 4q to 4q + 3 for the first product and 16 + 4q to 19 + 4q for
+// the second. So the lanes of a row load its queries side by side, and find their keys of both products in one piece.
 #ifndef KVPOOL_CUDA_KERNELS_CUDA_LOGIT_TILE_H_
 #define KVPOOL_CUDA_KERNELS_CUDA_LOGIT_TILE_H_
 
@@ -244,15 +245,24 @@ class CudaLogitTile {
   }
 
   __device__ __forceinline__ void StorePiece(uint32_t step, const uint4& piece) const {
-    const uint32_t token = threadIdx.x / kPieces;
-    if (token < kTokens) memory_.keys[step % 2][token][Place(token, threadIdx.x % kPieces)] = piece;
+    const uint32_t token = threadIdx.x / kPieces, number = threadIdx.x % kPieces;
+    if (token >= kTokens) return;
+    uint4(&keys)[kPieces] = memory_.keys[step % 2][token];
+    if constexpr (kByMatrices) {
+      // The halves of a piece are two neighbouring lanes', of the first product or the second.
+      const uint32_t lane = number % 2 * 2, product = number % 4 / 2;
+      reinterpret_cast<uint2*>(&keys[Place(token, number / 4 * 4 + lane)])[product] = {piece.x, piece.y};
+      reinterpret_cast<uint2*>(&keys[Place(token, number / 4 * 4 + lane + 1)])[product] = {piece.z, piece.w};
+    } else {
+      keys[Place(token, number)] = piece;
+    }
   }
 
   // ---------------------------------------------------------------------------------------------- queries
 
   // kCount elements of an own row from `first` on, 0 where there are none.
   template <uint32_t kCount>
-  __device__ __forceinline__ void LoadRow(uint32_t i, uint32_t first, float (&to)[kCount]) const {
+  __device__ __forceinline__ void LoadRow(uint32_t i, uint32_t first, float* to) const {
     const float* const row =
         c_.queries + c_.QueryFloats() * plane() + uint64_t{first_row_ + i * (kStripRows / kRows)} * dim();
     if (!is_row_[i]) {
@@ -276,7 +286,7 @@ class CudaLogitTile {
     float greatest = 0;
     for (uint32_t first = own() * 4; first < dim(); first += 16) {
       float x[4];
-      LoadRow(i, first, x);
+      LoadRow<4>(i, first, x);
 #pragma unroll
       for (uint32_t d = 0; d < 4; ++d) greatest = fmaxf(greatest, fabsf(x[d]));
     }
@@ -292,7 +302,10 @@ class CudaLogitTile {
       for (uint32_t i = 0; i < kRows; ++i) {
         const float scale = kIsBf16 ? 1 : kFactor / factors_[i];  // a power of two
         float x[kInPiece];
-        LoadRow(i, chunk * kChunk + pair * kPair + own() * kInPiece, x);
+#pragma unroll
+        for (uint32_t product = 0; product < 2; ++product) {
+          LoadRow<4>(i, chunk * kChunk + pair * kPair + product * 16 + own() * 4, x + product * 4);
+        }
 #pragma unroll
         for (uint32_t two = 0; two < kInPiece / 2; ++two) {
           const float first = x[2 * two] * scale, second = x[2 * two + 1] * scale;
@@ -337,7 +350,7 @@ class CudaLogitTile {
       if (first >= dim()) break;
       float queries[kRows][kInPiece];
 #pragma unroll
-      for (uint32_t i = 0; i < kRows; ++i) LoadRow(i, first, queries[i]);
+      for (uint32_t i = 0; i < kRows; ++i) LoadRow<kInPiece>(i, first, queries[i]);
 #pragma unroll
       for (uint32_t j = 0; j < kColumns; ++j) {
         const uint4 key = keys[column(j)][Place(column(j), piece)];

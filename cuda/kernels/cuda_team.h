@@ -64,6 +64,19 @@ class CudaTeam {
     *all = sum;
     return before + __popc(flags & ((1u << in_row()) - 1));
   }
+  // Rows of whole sixteen bytes, as SumOverChunkedRows reads them.
+  __device__ uint32_t HeadsToStage(const KvPlane& plane, const unsigned char* first, uint32_t element_bytes,
+                                   uint32_t tokens) const {
+    const uint64_t row_bytes = uint64_t{plane.head_dim} * element_bytes;
+    const uint64_t aligned =
+        reinterpret_cast<uint64_t>(first) | plane.token_stride_bytes | plane.head_stride_bytes | row_bytes;
+    if (plane.dim_stride_bytes != element_bytes || aligned % sizeof(uint4) != 0) return 0;
+    return static_cast<uint32_t>(kStageBytes / (tokens * row_bytes));
+  }
+  __device__ unsigned char* stage() const {
+    __shared__ uint4 memory[kStageBytes / sizeof(uint4)];
+    return reinterpret_cast<unsigned char*>(memory);
+  }
   __device__ void AddTo(uint32_t* counter, uint32_t x) const { atomicAdd(counter, x); }
 
   // A lane loads sixteen bytes at once where the row is aligned to that.
@@ -162,17 +175,22 @@ class CudaTeam {
         },
         [&](uint32_t outer, uint32_t inner, float norm) {
           rows_of.norms[outer * rows_of.outer_step + inner * rows_of.inner_step] = norm;
+        },
+        [&](uint32_t outer, uint32_t inner, uint32_t chunk, const uint4& loaded) {
+          if (rows_of.stage == nullptr) return;
+          const uint32_t at = (outer * rows_of.inner_count + inner) * (row_bytes / sizeof(uint4)) + chunk;
+          reinterpret_cast<uint4*>(rows_of.stage)[at] = loaded;
         });
   }
 
-  // As NormsOfRows reads them, where they begin at whole sixteen bytes.
+  // As NormsOfRows reads them, where they begin at whole sixteen bytes. `x` is read once. All lanes of the team call it.
   template <KvDtype dtype, typename RowAt>
   __device__ __forceinline__ void ProductsOfRows(const RowAt& row_at, bool aligned, uint32_t inner_count,
                                                  uint32_t all, uint32_t dim, const float* x,
                                                  float* products) const {
     using Storage = typename Element<dtype>::Storage;
     const uint32_t row_bytes = dim * sizeof(Storage);
-    if (!aligned || row_bytes % sizeof(uint4) != 0) {
+    if (!aligned || row_bytes % sizeof(uint4) != 0 || dim > kStagedFloats) {
       for (uint32_t i = row(); i < all; i += rows()) {
         const float product =
             SumOfRow<dtype, RowOp::kProduct>(row_at(i / inner_count, i % inner_count), dim, x);
@@ -180,14 +198,24 @@ class CudaTeam {
       }
       return;
     }
-    SumOverChunkedRows<dtype, RowOp::kProduct>(row_bytes / sizeof(uint4), inner_count, all, x, row_at,
-                                               [&](uint32_t outer, uint32_t inner, float product) {
-                                                 products[outer * inner_count + inner] = product;
-                                               });
+    __shared__ float4 staged[kStagedFloats / 4];
+    __syncthreads();
+    for (uint32_t d = id(); d < dim; d += count()) reinterpret_cast<float*>(staged)[d] = x[d];
+    __syncthreads();
+    SumOverChunkedRows<dtype, RowOp::kProduct>(
+        row_bytes / sizeof(uint4), inner_count, all, staged, row_at,
+        [&](uint32_t outer, uint32_t inner, float product) {
+          products[outer * inner_count + inner] = product;
+        },
+        [](uint32_t, uint32_t, uint32_t, const uint4&) {});
   }
 
  private:
   static constexpr uint32_t kAllLanes = 0xffffffffu;
+  // Four heads of 16 tokens of 128 two-byte elements, which are four loads of each of 256 lanes, and little enough that
+  // an SM of any GPU holds three teams.
+  static constexpr uint32_t kStageBytes = 16 << 10;
+  static constexpr uint32_t kStagedFloats = 1024;  // of the vector that rows are multiplied with
 
   // Lanes that differ in `half` of their number exchange the parts that are the other's: each keeps `half` sums.
   template <uint32_t half>
@@ -259,11 +287,11 @@ class CudaTeam {
   }
 
   // Calls store(outer, inner, op of the row at row_at(outer, inner)) for the first `all` rows of a grid, each of
-  // `chunks` aligned chunks.
-  template <KvDtype dtype, RowOp op, typename RowAt, typename Store>
+  // `chunks` aligned chunks, and keep(outer, inner, chunk, loaded) for each of these. `x` lies in shared memory.
+  template <KvDtype dtype, RowOp op, typename RowAt, typename Store, typename Keep>
   __device__ __forceinline__ void SumOverChunkedRows(uint32_t chunks, uint32_t inner_count, uint32_t all,
-                                                     const float* x, const RowAt& row_at,
-                                                     const Store& store) const {
+                                                     const float4* x, const RowAt& row_at, const Store& store,
+                                                     const Keep& keep) const {
     constexpr uint32_t kAtOnce = 4;
     constexpr uint32_t kInChunk = sizeof(uint4) / sizeof(typename Element<dtype>::Storage);
     // The lanes of a row are a power of two, so that a warp consists of whole groups.
@@ -296,8 +324,19 @@ class CudaTeam {
         }
 #pragma unroll
         for (uint32_t i = 0; i < kAtOnce; ++i) {
-          sums[i] += SumOfChunk<dtype, op>(loaded[i], op == RowOp::kSquare ? nullptr : x + chunk * kInChunk);
+          if (base + i * groups < all) keep(outers[i], inners[i], chunk, loaded[i]);
         }
+        float of_chunk[kInChunk];
+        if constexpr (op != RowOp::kSquare) {
+#pragma unroll
+          for (uint32_t j = 0; j < kInChunk; j += 4) {
+            const float4 four = x[(chunk * kInChunk + j) / 4];
+            of_chunk[j] = four.x, of_chunk[j + 1] = four.y, of_chunk[j + 2] = four.z,
+            of_chunk[j + 3] = four.w;
+          }
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < kAtOnce; ++i) sums[i] += SumOfChunk<dtype, op>(loaded[i], of_chunk);
       }
 #pragma unroll
       for (uint32_t i = 0; i < kAtOnce; ++i) {

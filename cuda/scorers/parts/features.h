@@ -11,12 +11,13 @@
 
 namespace kvpool::scorers {
 
-// Norms of one layer's rows in one block, K or V: norms[head * tokens_per_block + token]. Rows are visited in
-// the order of their addresses.
+// Norms of the rows of some heads of one layer in one block, K or V: norms[head * tokens_per_block + token]. Rows are
+// visited in the order of their addresses, and copied in that order to `stage` if there is one.
 template <KvDtype dtype, bool kContiguous, typename Team>
 KVPOOL_HOST_DEVICE KVPOOL_INLINE void RowNorms(const Team& team, const KvPlane& plane,
                                                const unsigned char* layer, uint32_t tokens, uint32_t heads,
-                                               uint32_t tokens_per_block, float* norms) {
+                                               uint32_t tokens_per_block, float* norms,
+                                               unsigned char* stage = nullptr) {
   const bool heads_inside = plane.head_stride_bytes < plane.token_stride_bytes;
   const RowGrid rows = {
       .first = layer,
@@ -28,6 +29,7 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void RowNorms(const Team& team, const KvPlane& 
       .norms = norms,
       .outer_step = heads_inside ? 1 : tokens_per_block,
       .inner_step = heads_inside ? tokens_per_block : 1,
+      .stage = stage,
   };
   if constexpr (kContiguous) {
     team.template NormsOfRows<dtype>(rows);
@@ -84,35 +86,46 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void PlaneNorms(const Team& team, const KvView&
   }
 }
 
-// The key sums and key bounds of one layer's planes in one block: lanes take packs of columns, of all heads.
-// REQUIRES: the norms of the block's layer are in `record`, visible to all lanes.
+// Keys of one layer in one block, of heads from `first_head` on.
+struct KeyRows {
+  const unsigned char* first = nullptr;
+  uint64_t token_stride_bytes = 0;
+  uint64_t head_stride_bytes = 0;
+  uint64_t dim_stride_bytes = 0;
+  uint32_t first_head = 0;
+  uint32_t heads = 0;
+  uint32_t tokens = 0;
+};
+
+// The key sums and key bounds of the rows' planes: lanes take packs of columns, of all heads.
+// REQUIRES: the norms of these heads are in `record`, visible to all lanes.
 template <KvDtype dtype, bool kContiguous, typename Team>
 KVPOOL_HOST_DEVICE KVPOOL_INLINE void KeySums(const Team& team, const KvView& kv, const RecordLayout& at,
-                                              uint32_t block, uint32_t layer, float* record) {
+                                              uint32_t layer, const KeyRows& keys, float* record) {
   using Storage = typename Element<dtype>::Storage;
   constexpr uint32_t kColumns = Team::kColumns;
   const uint32_t dim = kv.shape.k_head_dim;
-  const uint32_t tokens = kv.shape.TokensOf(block);
   const uint32_t packs = (dim + kColumns - 1) / kColumns;
-  for (uint32_t pack = team.id(); pack < kv.shape.kv_heads * packs; pack += team.count()) {
+  for (uint32_t pack = team.id(); pack < keys.heads * packs; pack += team.count()) {
     const uint32_t head = pack / packs, first = pack % packs * kColumns;
-    const uint32_t plane = layer * kv.shape.kv_heads + head;
+    const uint32_t plane = layer * kv.shape.kv_heads + keys.first_head + head;
     const uint64_t own = uint64_t{plane} * dim;
     const float* const norms =
         at.k_norms == RecordLayout::kNone ? nullptr : record + at.k_norms + plane * kv.shape.tokens_per_block;
     const uint32_t count = dim - first < kColumns ? dim - first : kColumns;
     float unit[kColumns] = {}, raw[kColumns] = {}, least[kColumns], greatest[kColumns];
     for (uint32_t j = 0; j < kColumns; ++j) least[j] = INFINITY, greatest[j] = -INFINITY;
-    for (uint32_t t = 0; t < tokens; ++t) {
-      const unsigned char* const row = kv.Row(kv.k, block, layer, t, head) +
-                                       first * (kContiguous ? sizeof(Storage) : kv.k.dim_stride_bytes);
+    for (uint32_t t = 0; t < keys.tokens; ++t) {
+      const unsigned char* const row = keys.first + t * keys.token_stride_bytes +
+                                       head * keys.head_stride_bytes +
+                                       first * (kContiguous ? sizeof(Storage) : keys.dim_stride_bytes);
       const bool counts = norms != nullptr && HasDirection(norms[t]);
       const float weight = counts ? 1 / norms[t] : 0;
       for (uint32_t j = 0; j < kColumns; ++j) {
         if (j >= count) break;
         const float x = Element<dtype>::Load(
             kContiguous ? reinterpret_cast<const Storage*>(row)[j]
-                        : *reinterpret_cast<const Storage*>(row + j * kv.k.dim_stride_bytes));
+                        : *reinterpret_cast<const Storage*>(row + j * keys.dim_stride_bytes));
         unit[j] += counts ? x * weight : 0;
         raw[j] += counts ? x : 0;
         least[j] = LesserOf(least[j], x);
@@ -129,12 +142,41 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void KeySums(const Team& team, const KvView& kv
   }
 }
 
+// Norms and sums of keys that the team copies to its own memory while it reads them, `at_once` heads at a time: memory
+// is read once.
+template <KvDtype dtype, typename Team>
+KVPOOL_HOST_DEVICE KVPOOL_INLINE void StagedKeys(const Team& team, const KvView& kv, const RecordLayout& at,
+                                                 uint32_t block, uint32_t layer, uint32_t at_once,
+                                                 float* record) {
+  const uint32_t tokens = kv.shape.TokensOf(block), per_block = kv.shape.tokens_per_block;
+  const uint64_t row_bytes = uint64_t{kv.k.head_dim} * BytesOf(dtype);
+  const bool heads_inside = kv.k.head_stride_bytes < kv.k.token_stride_bytes;
+  for (uint32_t head = 0; head < kv.shape.kv_heads; head += at_once) {
+    const uint32_t heads = kv.shape.kv_heads - head < at_once ? kv.shape.kv_heads - head : at_once;
+    RowNorms<dtype, true>(team, kv.k, kv.Row(kv.k, block, layer, 0, head), tokens, heads, per_block,
+                          record + at.k_norms + uint64_t{layer * kv.shape.kv_heads + head} * per_block,
+                          team.stage());
+    team.Sync();
+    KeySums<dtype, true>(team, kv, at, layer,
+                         {.first = team.stage(),
+                          .token_stride_bytes = heads_inside ? heads * row_bytes : row_bytes,
+                          .head_stride_bytes = heads_inside ? row_bytes : tokens * row_bytes,
+                          .dim_stride_bytes = BytesOf(dtype),
+                          .first_head = head,
+                          .heads = heads,
+                          .tokens = tokens},
+                         record);
+    team.Sync();
+  }
+}
+
 // The norms of one layer's part of a block's record.
 template <KvDtype dtype, typename Team>
 KVPOOL_HOST_DEVICE KVPOOL_INLINE void NormsOfLayer(const Team& team, const KvView& kv, const RecordLayout& at,
-                                                   uint32_t block, uint32_t layer, float* record) {
+                                                   uint32_t block, uint32_t layer, float* record,
+                                                   bool has_k = false) {
   const uint64_t plane = uint64_t{layer} * kv.shape.kv_heads * kv.shape.tokens_per_block;
-  if (at.k_norms != RecordLayout::kNone) {
+  if (at.k_norms != RecordLayout::kNone && !has_k) {
     PlaneNorms<dtype>(team, kv, kv.k, block, layer, record + at.k_norms + plane);
   }
   if (at.v_norms != RecordLayout::kNone) {
@@ -147,14 +189,24 @@ template <KvDtype dtype, typename Team>
 KVPOOL_HOST_DEVICE KVPOOL_INLINE void RecordOfLayer(const Team& team, const KvView& kv,
                                                     const RecordLayout& at, uint32_t block, uint32_t layer,
                                                     float* record) {
-  NormsOfLayer<dtype>(team, kv, at, block, layer, record);
-  if (!at.sums_keys()) return;
+  const unsigned char* const keys = kv.Row(kv.k, block, layer, 0, 0);
+  const uint32_t staged = at.sums_keys() && at.k_norms != RecordLayout::kNone
+                              ? team.HeadsToStage(kv.k, keys, BytesOf(dtype), kv.shape.TokensOf(block))
+                              : 0;
+  if (staged > 0) StagedKeys<dtype>(team, kv, at, block, layer, staged, record);
+  NormsOfLayer<dtype>(team, kv, at, block, layer, record, staged > 0);
+  if (!at.sums_keys() || staged > 0) return;
   team.Sync();
-  const bool contiguous = kv.k.dim_stride_bytes == BytesOf(dtype);
-  if (contiguous) {
-    KeySums<dtype, true>(team, kv, at, block, layer, record);
+  const KeyRows rows = {.first = keys,
+                        .token_stride_bytes = kv.k.token_stride_bytes,
+                        .head_stride_bytes = kv.k.head_stride_bytes,
+                        .dim_stride_bytes = kv.k.dim_stride_bytes,
+                        .heads = kv.shape.kv_heads,
+                        .tokens = kv.shape.TokensOf(block)};
+  if (kv.k.dim_stride_bytes == BytesOf(dtype)) {
+    KeySums<dtype, true>(team, kv, at, layer, rows, record);
   } else {
-    KeySums<dtype, false>(team, kv, at, block, layer, record);
+    KeySums<dtype, false>(team, kv, at, layer, rows, record);
   }
 }
 

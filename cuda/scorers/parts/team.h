@@ -12,6 +12,8 @@
 //   SumOfRow                     a row's elements, which lie side by side          the lanes of the row team
 //   ProductWithOwn               a row times as many rows of floats as lanes       each lane has that of its own
 //   NormsOfRows, ProductsOfRows  the same for many rows                            memory
+//   HeadsToStage                 how many heads' rows of a block, as NormsOfRows   a number
+//                                reads them, the team has memory of its own for
 //
 // All lanes whose values a call combines must make it. Sync makes the lanes' writes visible to all of
 // them. kColumns is how many columns a lane takes at once where it walks over rows. The host's team
@@ -56,6 +58,11 @@ class OneLane {
     *all = flag;
     return 0;
   }
+  // A lane's rows are in the processor's cache when they are read again.
+  KVPOOL_HOST_DEVICE uint32_t HeadsToStage(const KvPlane&, const unsigned char*, uint32_t, uint32_t) const {
+    return 0;
+  }
+  KVPOOL_HOST_DEVICE unsigned char* stage() const { return nullptr; }
   // Adds to a counter that the team or the whole launch shares.
   KVPOOL_HOST_DEVICE void AddTo(uint32_t* counter, uint32_t x) const { *counter += x; }
 };
@@ -81,6 +88,7 @@ struct RowGrid {
   float* norms = nullptr;
   uint32_t outer_step = 0;
   uint32_t inner_step = 0;
+  unsigned char* stage = nullptr;  // Where the rows are copied to, in the grid's order. Null: nowhere.
 };
 
 enum class RowOp : uint8_t {

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 # How often a pass over K and V may ask for a byte that it reads, on average.
 READS = {
-    re.compile(r"kvpool_score_records_bf16"): 1.2,
-    re.compile(r"kvpool_score_anchor_dots_bf16"): 1.3,
+    re.compile(r"kvpool_score_records_bf16"): 1.05,
+    re.compile(r"kvpool_score_anchor_dots_bf16"): 1.05,
     re.compile(r"kvpool_score_window(_lse)?_bf16"): 1.2,
 }
 # An H100, all of whose SMs are busy: bytes of memory and instructions of warps a second. An SM issues four instructions in a
