@@ -284,7 +284,9 @@ absl::Status CudaKvCompute::EnqueueFeatures(const ScoreCall& call, const ScoreCo
   }
   if (on_device.anchors != nullptr) {
     RETURN_IF_ERROR(Launch(kernels_.anchors, {shape.planes(), 1, kPlaneThreads}, on_device));
-    const PlaneShares shares = PlaneShares::Of(shape.blocks(), scorers::kDotBlocks);
+    const uint64_t block_bytes = uint64_t{shape.tokens_per_block} * shape.k_head_dim * BytesOf(call.kv.dtype);
+    const auto at_once = static_cast<uint32_t>(std::max<uint64_t>(scorers::kDotBytes / block_bytes, 1));
+    const PlaneShares shares = PlaneShares::Of(shape.blocks(), at_once);
     RETURN_IF_ERROR(Launch(kernels.anchor_dots, {uint64_t{shape.planes()} * shares.shares, 1, kBlockThreads},
                            on_device, shares));
   }

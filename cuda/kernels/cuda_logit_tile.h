@@ -180,6 +180,7 @@ class CudaLogitTile {
   static constexpr uint32_t kInPiece = dtype == KvDtype::kF32 ? 4 : 8;
   static constexpr uint32_t kChunk = kPieces * kInPiece;  // elements of a row
   static constexpr uint32_t kPair = 32;                   // elements that two products of matrices take
+  static constexpr uint32_t kProducts = kChunk / (kPair / 2);
   static_assert(kPolicyThreads == LogitTileMemory::kStrips * kWarpLanes);
   static_assert(kPolicyThreads >= kTokens * kPieces);
 
@@ -283,34 +284,24 @@ class CudaLogitTile {
   // A power of two brings the row's greatest element to [1, 2).
   __device__ __forceinline__ void ScaleToF16(uint32_t i) {
     constexpr uint32_t kExponent = 0x7f800000u, kLargest = 0x7e000000u;
-    float greatest = 0;
-    for (uint32_t first = own() * 4; first < dim(); first += 16) {
-      float x[4];
-      LoadRow<4>(i, first, x);
-#pragma unroll
-      for (uint32_t d = 0; d < 4; ++d) greatest = fmaxf(greatest, fabsf(x[d]));
-    }
-    const uint32_t power = BitsOf(RowGreatest(greatest)) & kExponent;
+    const uint64_t row = uint64_t{plane()} * c_.WindowRows() + first_row_ + i * (kStripRows / kRows);
+    const uint32_t power = is_row_[i] ? BitsOf(c_.query_peaks[row]) & kExponent : 0;
     if (power == 0 || power >= kLargest) return;
     factors_[i] = kFactor * FloatOfBits(power);
   }
 
   __device__ __forceinline__ void LoadQueries(uint32_t chunk) {
 #pragma unroll
-    for (uint32_t pair = 0; pair < kChunk / kPair; ++pair) {
+    for (uint32_t product = 0; product < kProducts; ++product) {
 #pragma unroll
       for (uint32_t i = 0; i < kRows; ++i) {
         const float scale = kIsBf16 ? 1 : kFactor / factors_[i];  // a power of two
-        float x[kInPiece];
+        float x[4];
+        LoadRow<4>(i, chunk * kChunk + product * (kPair / 2) + own() * 4, x);
 #pragma unroll
-        for (uint32_t product = 0; product < 2; ++product) {
-          LoadRow<4>(i, chunk * kChunk + pair * kPair + product * 16 + own() * 4, x + product * 4);
-        }
-#pragma unroll
-        for (uint32_t two = 0; two < kInPiece / 2; ++two) {
+        for (uint32_t two = 0; two < 2; ++two) {
           const float first = x[2 * two] * scale, second = x[2 * two + 1] * scale;
-          const uint32_t hi = PairOf<kIsBf16>(first, second);
-          const uint32_t product = 2 * pair + two / 2, place = two % 2 * 2 + i;
+          const uint32_t hi = PairOf<kIsBf16>(first, second), place = two * 2 + i;
           hi_[product][place] = hi;
           lo_[product][place] = PairOf<kIsBf16>(first - ElementOf(hi & 0xffff), second - ElementOf(hi >> 16));
         }
@@ -407,7 +398,7 @@ class CudaLogitTile {
   bool is_row_[kRows];
   bool is_empty_;
   float factors_[kRows];  // Products are multiplied by them.
-  uint32_t hi_[kChunk / 16][4], lo_[kChunk / 16][4];
+  uint32_t hi_[kProducts][4], lo_[kProducts][4];
   // Of the tile.
   uint32_t step_ = 0;
   float logits_[kRows][kColumns];

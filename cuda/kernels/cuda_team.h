@@ -42,6 +42,12 @@ class CudaTeam {
     }
     return x;
   }
+  __device__ float RowMax(float x) const {
+    for (uint32_t distance = kWarp / 2; distance > 0; distance /= 2) {
+      x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, distance));
+    }
+    return x;
+  }
 
   template <typename T>
   __device__ T SumOfRows(T x) const {
@@ -76,6 +82,11 @@ class CudaTeam {
   __device__ unsigned char* stage() const {
     __shared__ uint4 memory[kStageBytes / sizeof(uint4)];
     return reinterpret_cast<unsigned char*>(memory);
+  }
+  // A float for each row that may be in `stage`.
+  __device__ float* staged_norms() const {
+    __shared__ float memory[kStageBytes / sizeof(uint4)];
+    return memory;
   }
   __device__ void AddTo(uint32_t* counter, uint32_t x) const { atomicAdd(counter, x); }
 
@@ -198,7 +209,7 @@ class CudaTeam {
       }
       return;
     }
-    __shared__ float4 staged[kStagedFloats / 4];
+    float4* const staged = StagedVector();
     __syncthreads();
     for (uint32_t d = id(); d < dim; d += count()) reinterpret_cast<float*>(staged)[d] = x[d];
     __syncthreads();
@@ -217,6 +228,10 @@ class CudaTeam {
   static constexpr uint32_t kStageBytes = 16 << 10;
   static constexpr uint32_t kStagedFloats = 1024;  // of the vector that rows are multiplied with
 
+  __device__ static float4* StagedVector() {
+    __shared__ float4 memory[kStagedFloats / 4];
+    return memory;
+  }
   // Lanes that differ in `half` of their number exchange the parts that are the other's: each keeps `half` sums.
   template <uint32_t half>
   __device__ __forceinline__ void ExchangeParts(float (&parts)[kWarp]) const {

@@ -24,9 +24,9 @@ inline constexpr uint32_t kPolicyThreads = 512;
 // Blocks of a sequence that one team unpacks: four for each warp, whose loads overlap, and few enough that a
 // model with a single plane has teams for every SM.
 inline constexpr uint32_t kUnpackBlocks = 32;
-// Blocks whose keys one team multiplies: with 16 tokens of 128 two-byte elements 32 KiB, as much as a
-// record's team reads.
-inline constexpr uint32_t kDotBlocks = 8;
+// Bytes of the keys that one team multiplies, as many as a record's team reads of K in an 8B model: the vector that it
+// multiplies them with is read once for all of them.
+inline constexpr uint64_t kDotBytes = 32 << 10;
 
 // How a plane's blocks are divided among teams; a plane's shares are neighbours in the grid's x.
 struct PlaneShares {

@@ -119,6 +119,7 @@ uint64_t Arrange(const ScorePlan& plan, const QueryWindow& window, uint64_t work
   c->key_min = from.Take<float>(key_bounds, bounds);
   c->key_max = from.Take<float>(key_bounds, bounds);
   c->queries = from.Take<float>(queries, planes * group * window.queries * shape.k_head_dim);
+  c->query_peaks = from.Take<float>(queries, planes * group * window.queries);
   c->lse = from.Take<float>(queries, planes * group * window.queries);
   c->window_mean = from.Take<float>(queries, plane_tokens);
   c->window_variance = from.Take<float>(queries, plane_tokens);

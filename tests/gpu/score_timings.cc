@@ -8,6 +8,12 @@
 //   attention           1,500 us: the same by 64 queries of 32 heads, which need K twice
 //   selection           300 us: half of a million candidates leave, from scores there to victims on the host
 //
+// and without a target:
+//
+//   passes of a type    records, products with the mean key, and attention in each other type
+//   compaction          half of the 4,096 tokens are moved to other blocks
+//   every policy        prunes the 4,096 tokens, cold, with all its signals and weights
+//
 // Prints a line for each: ok or MISSED, the median of several rounds, and the target. Exit status: 0
 // measured, 1 something failed, 2 there is no GPU.
 #include <algorithm>
@@ -40,17 +46,28 @@ struct Effort {
   uint32_t candidates = 1 << 20;
   size_t copy_bytes = size_t{4} << 30;
   int rounds = 21;
+  int warmups = 3;
 };
 constexpr Effort kQuick = {
     .layers = 2, .tokens = 256, .pass_tokens = 128, .candidates = 20000, .copy_bytes = 1 << 20, .rounds = 3};
 constexpr uint32_t kKvHeads = 8, kHeadDim = 128, kTokensPerBlock = 16, kQueryHeads = 32, kQueries = 64;
+constexpr uint32_t kHiddenDim = 64;          // of learned policies, whose weights grow with it
+constexpr uint64_t kMostWeights = 64 << 20;  // floats
+struct Type {
+  KvDtype dtype;
+  const char* name;
+};
+constexpr Type kBf16 = {KvDtype::kBf16, "bf16"};
+constexpr Type kOtherTypes[] = {{KvDtype::kF32, "f32"},
+                                {KvDtype::kF16, "f16"},
+                                {KvDtype::kFp8E4m3, "fp8_e4m3"},
+                                {KvDtype::kFp8E5m2, "fp8_e5m2"}};
 
-// Llama-3.1-8B in bf16: K and V of a layer side by side, as in engines.
-KvView LlamaView(uint32_t layers, uint32_t tokens) {
-  const uint64_t row = kHeadDim * BytesOf(KvDtype::kBf16), token = kKvHeads * row,
-                 plane = kTokensPerBlock * token;
+// Llama-3.1-8B: K and V of a layer side by side, as in engines.
+KvView LlamaView(uint32_t layers, uint32_t tokens, KvDtype dtype = KvDtype::kBf16) {
+  const uint64_t row = kHeadDim * BytesOf(dtype), token = kKvHeads * row, plane = kTokensPerBlock * token;
   KvView view;
-  view.dtype = KvDtype::kBf16;
+  view.dtype = dtype;
   view.shape = {.layers = layers,
                 .kv_heads = kKvHeads,
                 .tokens_per_block = kTokensPerBlock,
@@ -61,7 +78,7 @@ KvView LlamaView(uint32_t layers, uint32_t tokens) {
             .layer_stride_bytes = 2 * plane,
             .token_stride_bytes = token,
             .head_stride_bytes = row,
-            .dim_stride_bytes = BytesOf(KvDtype::kBf16),
+            .dim_stride_bytes = BytesOf(dtype),
             .head_dim = kHeadDim};
   view.v = view.k;
   view.v.offset_bytes = plane;
@@ -121,12 +138,20 @@ class Timings {
     ASSIGN_OR_RETURN(const double chosen, Selection());
     Print(chosen <= 300, absl::StrCat("selection of ", effort_.candidates),
           absl::StrFormat("%8.1f us", chosen), "300 us");
+    for (const Type& type : kOtherTypes) {
+      for (const char* policy : {"keydiff", "cake"}) RETURN_IF_ERROR(Untargeted(policy, type));
+    }
+    RETURN_IF_ERROR(Compaction());
+    for (const PolicyFacts* const facts : Policies()) {
+      RETURN_IF_ERROR(Untargeted(std::string(facts->name), kBf16));
+    }
     return absl::OkStatus();
   }
 
  private:
-  static constexpr int kWarmups = 3;
-
+  static void Print(const std::string& what, double us) {
+    std::printf("       %-30s %8.1f us\n", what.c_str(), us);
+  }
   static void Print(bool met, const std::string& what, const std::string& figure, const std::string& limit) {
     std::printf("%-6s %-30s %s (held to %s)\n", met ? "ok" : "MISSED", what.c_str(), figure.c_str(),
                 limit.c_str());
@@ -140,9 +165,51 @@ class Timings {
     return absl::OkStatus();
   }
 
+  absl::Status Untargeted(const std::string& policy, const Type& type) {
+    Cache cache;
+    RETURN_IF_ERROR(Make(policy, effort_.tokens, &cache, type.dtype));
+    ASSIGN_OR_RETURN(const double us, Once([&] { return Prune(cache, {0, cache.view.shape.blocks()}); }));
+    Print(absl::StrCat(policy, ", ", type.name), us);
+    if (!cache.plan.own_blocks) return absl::OkStatus();
+    ASSIGN_OR_RETURN(const double tokens_us, Once([&] { return Prune(cache, {0, 1}, /*of_tokens=*/true); }));
+    Print(absl::StrCat(policy, " by tokens, ", type.name), tokens_us);
+    return absl::OkStatus();
+  }
+
+  // Every second token stays.
+  absl::Status Compaction() {
+    Cache cache;
+    RETURN_IF_ERROR(Make("recency", effort_.tokens, &cache));
+    const uint32_t kept_tokens = effort_.tokens / 2;
+    std::vector<uint32_t> kept(kept_tokens);
+    for (uint32_t i = 0; i < kept_tokens; ++i) kept[i] = 2 * i;
+    ASSIGN_OR_RETURN(const std::unique_ptr<KvBuffer> to, compute_->Allocate(BytesOf(cache.view) / 2));
+    std::vector<uint64_t> to_blocks;
+    for (uint32_t block = 0; block < cache.view.shape.blocks() / 2; ++block) {
+      to_blocks.push_back(to->address() + block * cache.view.shape.layers * cache.view.k.layer_stride_bytes);
+    }
+    ASSIGN_OR_RETURN(const double us, Once([&]() -> absl::StatusOr<double> {
+                       RETURN_IF_ERROR(compute_->Gather({.from = cache.view,
+                                                         .to_blocks = to_blocks.data(),
+                                                         .kept = kept.data(),
+                                                         .kept_tokens = kept_tokens}));
+                       return compute_->last_times().call_us;
+                     }));
+    Print(absl::StrCat("compaction of ", effort_.tokens, " tokens"), us);
+    return absl::OkStatus();
+  }
+
+  // What has no target is measured fewer times: once, where only the kernels' counts are of interest.
+  absl::StatusOr<double> Once(const std::function<absl::StatusOr<double>()>& measure) const {
+    return Median(measure, effort_.warmups / 3, effort_.rounds / 3);
+  }
   absl::StatusOr<double> Median(const std::function<absl::StatusOr<double>()>& measure) const {
+    return Median(measure, effort_.warmups, effort_.rounds);
+  }
+  absl::StatusOr<double> Median(const std::function<absl::StatusOr<double>()>& measure, int warmups,
+                                int rounds) const {
     std::vector<double> all;
-    for (int round = -kWarmups; round < effort_.rounds; ++round) {
+    for (int round = -warmups; round < rounds; ++round) {
       ASSIGN_OR_RETURN(const double one, measure());
       if (round >= 0) all.push_back(one);
     }
@@ -178,22 +245,38 @@ class Timings {
     return 2 * static_cast<double>(effort_.copy_bytes) / (ms / 1e3);
   }
 
-  // Attention mass of each token, and the queries of a window: ordinary numbers.
-  absl::Status StageSignals(Cache* cache) {
+  // What tokens have of every signal is an ordinary number, and so are hidden states, weights and a window's queries.
+  absl::Status StageSignals(const BoundPolicy& policy, Cache* cache) {
     const KvShape& shape = cache->view.shape;
-    const std::vector<float> mass(uint64_t{shape.planes()} * shape.tokens,
-                                  1.0f / static_cast<float>(shape.tokens));
+    Signals& signals = cache->signals;
+    signals.hidden_dim = kHiddenDim;
+    uint64_t floats = std::max<uint64_t>(shape.planes(), kHiddenDim) * shape.tokens;
+    if ((policy.needs() & kNeedWeights) != 0) {
+      signals.weight_count = policy.facts().weight_count(policy.params, shape, kHiddenDim, 1);
+      if (signals.weight_count > kMostWeights) {
+        return absl::InternalError(
+            absl::StrCat(std::string(policy.facts().name), " needs ", signals.weight_count, " weights"));
+      }
+      floats = std::max(floats, signals.weight_count);
+    }
+    const std::vector<float> numbers(floats, 1.0f / static_cast<float>(shape.tokens));
     const std::vector<uint16_t> queries(uint64_t{shape.layers} * kQueries * kQueryHeads * kHeadDim, 0x3c3c);
-    const size_t mass_bytes = mass.size() * sizeof(float), query_bytes = queries.size() * sizeof(uint16_t);
-    ASSIGN_OR_RETURN(cache->staged, compute_->Allocate(mass_bytes + query_bytes));
-    const KvPiece pieces[] = {{.address = reinterpret_cast<uint64_t>(mass.data()), .bytes = mass_bytes},
+    const size_t number_bytes = numbers.size() * sizeof(float),
+                 query_bytes = queries.size() * sizeof(uint16_t);
+    ASSIGN_OR_RETURN(cache->staged, compute_->Allocate(number_bytes + query_bytes));
+    const KvPiece pieces[] = {{.address = reinterpret_cast<uint64_t>(numbers.data()), .bytes = number_bytes},
                               {.address = reinterpret_cast<uint64_t>(queries.data()), .bytes = query_bytes}};
     const uint64_t there = cache->staged->address();
     RETURN_IF_ERROR(compute_->Stage(pieces, there));
-    cache->signals.mass = {reinterpret_cast<const float*>(there), uint64_t{shape.kv_heads} * shape.tokens,
-                           shape.tokens};
+    const auto* const staged = reinterpret_cast<const float*>(there);
+    for (const SignalFacts& facts : kSignals) {
+      if (facts.shape == SignalShape::kWindow) continue;  // It is computed from the queries.
+      const bool of_tokens = facts.shape == SignalShape::kToken;
+      signals.*facts.array = {staged, of_tokens ? uint64_t{shape.kv_heads} * shape.tokens : 0,
+                              of_tokens ? shape.tokens : 0};
+    }
     constexpr uint64_t kRow = kHeadDim * sizeof(uint16_t);
-    cache->signals.window = {.data = reinterpret_cast<const void*>(there + mass_bytes),
+    cache->signals.window = {.data = reinterpret_cast<const void*>(there + number_bytes),
                              .dtype = KvDtype::kBf16,
                              .queries = kQueries,
                              .q_heads = kQueryHeads,
@@ -203,8 +286,9 @@ class Timings {
     return absl::OkStatus();
   }
 
-  absl::Status Make(const std::string& policy_name, uint32_t tokens, Cache* cache) {
-    cache->view = LlamaView(effort_.layers, tokens);
+  absl::Status Make(const std::string& policy_name, uint32_t tokens, Cache* cache,
+                    KvDtype dtype = KvDtype::kBf16) {
+    cache->view = LlamaView(effort_.layers, tokens, dtype);
     const uint32_t blocks = cache->view.shape.blocks();
     ASSIGN_OR_RETURN(cache->memory, compute_->Allocate(BytesOf(cache->view)));
     const CUdeviceptr start = cache->memory->address();
@@ -221,7 +305,7 @@ class Timings {
       RETURN_IF_ERROR(context_->Check(driver.cuStreamSynchronize(stream_.get()), "cuStreamSynchronize"));
     }
     ASSIGN_OR_RETURN(const BoundPolicy policy, BindPolicy(policy_name, {}));
-    RETURN_IF_ERROR(StageSignals(cache));
+    RETURN_IF_ERROR(StageSignals(policy, cache));
     ASSIGN_OR_RETURN(cache->plan,
                      compute_->Plan({.policy = policy, .shape = cache->view.shape}, cache->signals));
     const uint64_t record_bytes = cache->plan.record.floats * sizeof(float);
@@ -241,20 +325,22 @@ class Timings {
     return compute_->last_times().call_us;
   }
 
-  // One block leaves, as the daemon prunes when the newest block has just filled.
-  absl::StatusOr<double> Prune(const Cache& cache, BlockRun to_record) {
+  // One block leaves, as the daemon prunes when the newest block has just filled, or one token.
+  absl::StatusOr<double> Prune(const Cache& cache, BlockRun to_record, bool of_tokens = false) {
     const KvShape& shape = cache.view.shape;
-    std::vector<uint8_t> marks(shape.blocks());
-    MarkProtectedBlocks(ProtectionOf(cache.plan.request.policy, shape, 0, shape.tokens), {}, shape,
-                        absl::MakeSpan(marks));
+    std::vector<uint8_t> marks(of_tokens ? shape.tokens : shape.blocks());
+    if (!of_tokens) {
+      MarkProtectedBlocks(ProtectionOf(cache.plan.request.policy, shape, 0, shape.tokens), {}, shape,
+                          absl::MakeSpan(marks));
+    }
     uint32_t victim = 0;
-    RETURN_IF_ERROR(
-        compute_->Score({.plan = &cache.plan,
-                         .kv = cache.view,
-                         .signals = cache.signals,
-                         .records = cache.records,
-                         .to_record = {&to_record, 1},
-                         .choice = {.count = 1, .protected_marks = marks, .victims = {&victim, 1}}}));
+    RETURN_IF_ERROR(compute_->Score(
+        {.plan = &cache.plan,
+         .kv = cache.view,
+         .signals = cache.signals,
+         .records = cache.records,
+         .to_record = {&to_record, 1},
+         .choice = {.of_tokens = of_tokens, .count = 1, .protected_marks = marks, .victims = {&victim, 1}}}));
     return compute_->last_times().call_us;
   }
 

@@ -58,7 +58,7 @@ DEFECTS = [
     Defect("lanes leave a loop before the shuffle of their warp", TEAM,
            "for (uint32_t base = group; base - group < all;", "for (uint32_t base = group; base < all;"),
     Defect("the halves of a fragment of queries in another order", TILE,
-           "place = two % 2 * 2 + i;", "place = two % 2 + 2 * i;"),
+           "place = two * 2 + i;", "place = two + 2 * i;"),
     Defect("no barrier before a tile of keys is multiplied", TILE,
            "++chunk) {\n      __syncthreads();", "++chunk) {"),
     Defect("counters of a selection that nobody sets to zero", COMPUTE,

@@ -335,7 +335,7 @@ class Chunk {
       }
       for (uint32_t i = 0; i < kRows; ++i) totals[i] += double{sums[i / kLanes][i % kLanes]};
     }
-    float* const lse = c_.lse + uint64_t{pass_.plane} * c_.group() * c_.signals.window.queries + first_;
+    float* const lse = c_.lse + uint64_t{pass_.plane} * c_.WindowRows() + first_;
     for (uint32_t i = 0; i < kRows; ++i) {
       inverse_[i] = totals[i] > 0 ? static_cast<float>(1 / totals[i]) : 0;
       if (i < rows_) lse[i] = totals[i] > 0 ? most_[i] + static_cast<float>(std::log(totals[i])) : -INFINITY;

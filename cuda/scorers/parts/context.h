@@ -41,6 +41,7 @@ struct ScoreContext {
 
   // The query window, and its attention as in signals.h.
   float* queries = nullptr;          // [plane][group * queries][k_head_dim], scaled
+  float* query_peaks = nullptr;      // [plane][group * queries], the greatest magnitude of a query's elements
   float* lse = nullptr;              // [plane][group * queries], log-sum-exp of the logits
   float* window_mean = nullptr;      // [plane][tokens]
   float* window_variance = nullptr;  // [plane][tokens]
@@ -104,9 +105,9 @@ struct ScoreContext {
     plane.scratch = scratch + scratch_index * scratch_floats;
     return plane;
   }
-  KVPOOL_HOST_DEVICE uint64_t QueryFloats() const {
-    return uint64_t{group()} * signals.window.queries * kv.shape.k_head_dim;
-  }
+  // The window's rows of a plane: the queries of each head of its group.
+  KVPOOL_HOST_DEVICE uint32_t WindowRows() const { return group() * signals.window.queries; }
+  KVPOOL_HOST_DEVICE uint64_t QueryFloats() const { return uint64_t{WindowRows()} * kv.shape.k_head_dim; }
 };
 
 }  // namespace kvpool::scorers

@@ -95,10 +95,13 @@ struct KeyRows {
   uint32_t first_head = 0;
   uint32_t heads = 0;
   uint32_t tokens = 0;
+  // norms[head * norms_stride + token]; null: there are none.
+  const float* norms = nullptr;
+  uint32_t norms_stride = 0;
 };
 
 // The key sums and key bounds of the rows' planes: lanes take packs of columns, of all heads.
-// REQUIRES: the norms of these heads are in `record`, visible to all lanes.
+// REQUIRES: the norms are visible to all lanes.
 template <KvDtype dtype, bool kContiguous, typename Team>
 KVPOOL_HOST_DEVICE KVPOOL_INLINE void KeySums(const Team& team, const KvView& kv, const RecordLayout& at,
                                               uint32_t layer, const KeyRows& keys, float* record) {
@@ -110,8 +113,7 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void KeySums(const Team& team, const KvView& kv
     const uint32_t head = pack / packs, first = pack % packs * kColumns;
     const uint32_t plane = layer * kv.shape.kv_heads + keys.first_head + head;
     const uint64_t own = uint64_t{plane} * dim;
-    const float* const norms =
-        at.k_norms == RecordLayout::kNone ? nullptr : record + at.k_norms + plane * kv.shape.tokens_per_block;
+    const float* const norms = keys.norms == nullptr ? nullptr : keys.norms + head * keys.norms_stride;
     const uint32_t count = dim - first < kColumns ? dim - first : kColumns;
     float unit[kColumns] = {}, raw[kColumns] = {}, least[kColumns], greatest[kColumns];
     for (uint32_t j = 0; j < kColumns; ++j) least[j] = INFINITY, greatest[j] = -INFINITY;
@@ -153,10 +155,13 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void StagedKeys(const Team& team, const KvView&
   const bool heads_inside = kv.k.head_stride_bytes < kv.k.token_stride_bytes;
   for (uint32_t head = 0; head < kv.shape.kv_heads; head += at_once) {
     const uint32_t heads = kv.shape.kv_heads - head < at_once ? kv.shape.kv_heads - head : at_once;
-    RowNorms<dtype, true>(team, kv.k, kv.Row(kv.k, block, layer, 0, head), tokens, heads, per_block,
-                          record + at.k_norms + uint64_t{layer * kv.shape.kv_heads + head} * per_block,
-                          team.stage());
+    RowNorms<dtype, true>(team, kv.k, kv.Row(kv.k, block, layer, 0, head), tokens, heads, tokens,
+                          team.staged_norms(), team.stage());
     team.Sync();
+    float* const norms = record + at.k_norms + uint64_t{layer * kv.shape.kv_heads + head} * per_block;
+    for (uint32_t i = team.id(); i < heads * tokens; i += team.count()) {
+      norms[i / tokens * per_block + i % tokens] = team.staged_norms()[i];
+    }
     KeySums<dtype, true>(team, kv, at, layer,
                          {.first = team.stage(),
                           .token_stride_bytes = heads_inside ? heads * row_bytes : row_bytes,
@@ -164,7 +169,9 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void StagedKeys(const Team& team, const KvView&
                           .dim_stride_bytes = BytesOf(dtype),
                           .first_head = head,
                           .heads = heads,
-                          .tokens = tokens},
+                          .tokens = tokens,
+                          .norms = team.staged_norms(),
+                          .norms_stride = tokens},
                          record);
     team.Sync();
   }
@@ -197,12 +204,17 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void RecordOfLayer(const Team& team, const KvVi
   NormsOfLayer<dtype>(team, kv, at, block, layer, record, staged > 0);
   if (!at.sums_keys() || staged > 0) return;
   team.Sync();
-  const KeyRows rows = {.first = keys,
-                        .token_stride_bytes = kv.k.token_stride_bytes,
-                        .head_stride_bytes = kv.k.head_stride_bytes,
-                        .dim_stride_bytes = kv.k.dim_stride_bytes,
-                        .heads = kv.shape.kv_heads,
-                        .tokens = kv.shape.TokensOf(block)};
+  const KeyRows rows = {
+      .first = keys,
+      .token_stride_bytes = kv.k.token_stride_bytes,
+      .head_stride_bytes = kv.k.head_stride_bytes,
+      .dim_stride_bytes = kv.k.dim_stride_bytes,
+      .heads = kv.shape.kv_heads,
+      .tokens = kv.shape.TokensOf(block),
+      .norms = at.k_norms == RecordLayout::kNone
+                   ? nullptr
+                   : record + at.k_norms + uint64_t{layer} * kv.shape.kv_heads * kv.shape.tokens_per_block,
+      .norms_stride = kv.shape.tokens_per_block};
   if (kv.k.dim_stride_bytes == BytesOf(dtype)) {
     KeySums<dtype, true>(team, kv, at, layer, rows, record);
   } else {

@@ -7,7 +7,7 @@
 //   call                         combines                                          result goes to
 //   Sum, Max, Min, Count         x of all lanes                                    all lanes
 //   RankOf                       flags of all lanes                                all lanes
-//   RowSum                       x of the lanes of a row team                      these lanes
+//   RowSum, RowMax               x of the lanes of a row team                      these lanes
 //   SumOfRows, GreatestOfRows    x of the lanes at the same place of all teams     these lanes
 //   SumOfRow                     a row's elements, which lie side by side          the lanes of the row team
 //   ProductWithOwn               a row times as many rows of floats as lanes       each lane has that of its own
@@ -48,6 +48,7 @@ class OneLane {
   KVPOOL_HOST_DEVICE T RowSum(T x) const {
     return x;
   }
+  KVPOOL_HOST_DEVICE float RowMax(float x) const { return x; }
   template <typename T>
   KVPOOL_HOST_DEVICE T SumOfRows(T x) const {
     return x;
@@ -63,6 +64,7 @@ class OneLane {
     return 0;
   }
   KVPOOL_HOST_DEVICE unsigned char* stage() const { return nullptr; }
+  KVPOOL_HOST_DEVICE float* staged_norms() const { return nullptr; }
   // Adds to a counter that the team or the whole launch shares.
   KVPOOL_HOST_DEVICE void AddTo(uint32_t* counter, uint32_t x) const { *counter += x; }
 };

@@ -21,14 +21,20 @@ KVPOOL_HOST_DEVICE void LoadQueries(const Team& team, const ScoreContext& c, uin
   const uint32_t dim = c.shape().k_head_dim;
   const uint32_t layer = plane / c.shape().kv_heads, head = plane % c.shape().kv_heads;
   const float scale = window.scale != 0 ? window.scale : 1 / sqrtf(static_cast<float>(dim));
-  float* const to = c.queries + c.QueryFloats() * plane;
-  for (uint32_t i = team.id(); i < c.QueryFloats(); i += team.count()) {
-    const uint32_t d = i % dim, query = i / dim % window.queries, in_group = i / dim / window.queries;
-    const unsigned char* const at = static_cast<const unsigned char*>(window.data) +
-                                    layer * window.layer_stride_bytes + query * window.query_stride_bytes +
-                                    uint64_t{head * c.group() + in_group} * window.head_stride_bytes +
-                                    d * BytesOf(window.dtype);
-    to[i] = LoadElement(at, window.dtype) * scale;
+  const uint64_t first = uint64_t{plane} * c.WindowRows();
+  for (uint32_t row = team.row(); row < c.WindowRows(); row += team.rows()) {
+    const uint32_t query = row % window.queries, in_group = row / window.queries;
+    const unsigned char* const from = static_cast<const unsigned char*>(window.data) +
+                                      layer * window.layer_stride_bytes + query * window.query_stride_bytes +
+                                      uint64_t{head * c.group() + in_group} * window.head_stride_bytes;
+    float* const to = c.queries + (first + row) * dim;
+    float peak = 0;
+    for (uint32_t d = team.in_row(); d < dim; d += team.row_width()) {
+      to[d] = LoadElement(from + d * BytesOf(window.dtype), window.dtype) * scale;
+      peak = fmaxf(peak, fabsf(to[d]));
+    }
+    peak = team.RowMax(peak);
+    if (team.in_row() == 0) c.query_peaks[first + row] = peak;
   }
   team.Sync();
 }
@@ -97,7 +103,7 @@ template <typename Tile, typename Team>
 KVPOOL_HOST_DEVICE KVPOOL_INLINE void WindowLse(const Team& team, const ScoreContext& c, uint32_t plane) {
   constexpr uint32_t kRows = Tile::kRows, kColumns = Tile::kColumns;
   const WindowStrips<Tile> strips(c);
-  float* const lse = c.lse + uint64_t{plane} * c.group() * strips.queries;
+  float* const lse = c.lse + uint64_t{plane} * c.WindowRows();
   Tile tile(team, c, plane);
   for (uint32_t first = 0; first < strips.count; first += tile.at_once()) {
     const OwnRows<Tile> own(c, tile, strips, first + team.row());
@@ -227,7 +233,7 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void WindowStatistics(const Team& team, const S
   constexpr uint32_t kRows = Tile::kRows;
   const uint32_t tokens = c.shape().tokens;
   const WindowStrips<Tile> strips(c);
-  const float* const of_row = c.lse + uint64_t{plane} * c.group() * strips.queries;
+  const float* const of_row = c.lse + uint64_t{plane} * c.WindowRows();
   double entropy = 0;
   Tile tile(team, c, plane);
   for (uint32_t first = 0; first < strips.count; first += tile.at_once()) {
