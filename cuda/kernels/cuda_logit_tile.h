@@ -190,6 +190,9 @@ class CudaLogitTile {
   __device__ uint32_t plane() const { return layer_ * c_.shape().kv_heads + head_; }
   __device__ uint32_t dim() const { return c_.shape().k_head_dim; }
   __device__ uint32_t chunks() const { return (dim() + kChunk - 1) / kChunk; }
+  // The piece that this thread loads: half a warp loads the pieces of a token side by side.
+  __device__ static uint32_t piece_token() { return threadIdx.x / kPieces; }
+  __device__ static uint32_t piece_number() { return threadIdx.x % kPieces; }
   // Where a token's piece is: neighbouring tokens' same pieces lie in other banks, for both ways to multiply.
   __device__ static uint32_t Place(uint32_t token, uint32_t piece) {
     return piece ^ ((token & 1) << 2 | (token >> 1 & 1));
@@ -206,8 +209,7 @@ class CudaLogitTile {
 
   // This thread's piece of a tile, a chunk of its dims; 0 behind the last token and the last element.
   __device__ __forceinline__ uint4 LoadPiece(uint32_t t, uint32_t chunk) const {
-    const uint32_t token = t + threadIdx.x / kPieces;
-    const uint32_t first = chunk * kChunk + threadIdx.x % kPieces * kInPiece;
+    const uint32_t token = t + piece_token(), first = chunk * kChunk + piece_number() * kInPiece;
     if (threadIdx.x >= kTokens * kPieces || token >= c_.shape().tokens || first >= dim()) return {};
     constexpr uint32_t kWords = kInPiece * sizeof(Storage) / sizeof(uint32_t);
     constexpr uint32_t kInWord = sizeof(uint32_t) / sizeof(Storage);
@@ -246,8 +248,8 @@ class CudaLogitTile {
   }
 
   __device__ __forceinline__ void StorePiece(uint32_t step, const uint4& piece) const {
-    const uint32_t token = threadIdx.x / kPieces, number = threadIdx.x % kPieces;
-    if (token >= kTokens) return;
+    const uint32_t token = piece_token(), number = piece_number();
+    if (threadIdx.x >= kTokens * kPieces) return;
     uint4(&keys)[kPieces] = memory_.keys[step % 2][token];
     if constexpr (kByMatrices) {
       // The halves of a piece are two neighbouring lanes', of the first product or the second.

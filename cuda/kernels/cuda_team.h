@@ -226,7 +226,8 @@ class CudaTeam {
   // Four heads of 16 tokens of 128 two-byte elements, which are four loads of each of 256 lanes, and little enough that
   // an SM of any GPU holds three teams.
   static constexpr uint32_t kStageBytes = 16 << 10;
-  static constexpr uint32_t kStagedFloats = 1024;  // of the vector that rows are multiplied with
+  static constexpr uint32_t kStagedFloats =
+      1024;  // The vector that rows are multiplied with has at most so many.
 
   __device__ static float4* StagedVector() {
     __shared__ float4 memory[kStagedFloats / 4];

@@ -3,7 +3,8 @@
 
 Usage: machine_code.py check FATBIN   for the GPUs below: no kernel is missing, empty or uses local memory, and those that
                                       promise loads in flight have them. Exit status 77: no cuobjdump is installed
-       machine_code.py table FATBIN   a table in Markdown, for TABLE_ARCHITECTURE
+
+tests/support/fake_cuda/kernel_counts.py makes a table of it, for TABLE_ARCHITECTURE.
 """
 
 import os
@@ -13,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from typing import NamedTuple
-
 
 
 class Gpu(NamedTuple):
@@ -38,6 +38,7 @@ LATENCY_S = 0.7e-6  # of memory that is kept busy
 # The threads of a team and the kernels that promise loads in flight for the whole SM (cuda/kernels/cuda_team.h).
 TEAM = 256
 BATCHED = re.compile(r"kvpool_score_(records|anchor_dots)_")
+NO_TOOLS = "no cuobjdump and nvdisasm: deploy/install_deps.sh test installs them"
 WIDE = 16  # bytes that a lane loads at once
 
 
@@ -94,8 +95,8 @@ def teams(kernel: Kernel, gpu: Gpu, threads: int) -> int:
     return min(by_registers, by_shared, gpu.threads // threads)
 
 
-def bytes_in_flight(kernel: Kernel, gpu: Gpu) -> int:
-    return teams(kernel, gpu, TEAM) * TEAM * WIDE * wide_loads_in_flight(kernel.code)
+def bytes_in_flight(kernel: Kernel, gpu: Gpu, threads: int) -> int:
+    return teams(kernel, gpu, threads) * threads * WIDE * wide_loads_in_flight(kernel.code)
 
 
 def needed(gpu: Gpu) -> float:
@@ -110,8 +111,8 @@ def errors_of(kernels: dict[str, Kernel], gpu: Gpu) -> Iterator[str]:
         local = [line for line in kernel.code if re.match(r"(LDL|STL)\b", line)]
         if local:
             yield f"{name} uses local memory, {len(local)} times: {local[0]}"
-        if BATCHED.match(name) and bytes_in_flight(kernel, gpu) < needed(gpu):
-            yield (f"{name} has {bytes_in_flight(kernel, gpu) / 1024:.0f} KiB in flight for each SM of the {gpu.name}, which needs"
+        if BATCHED.match(name) and bytes_in_flight(kernel, gpu, TEAM) < needed(gpu):
+            yield (f"{name} has {bytes_in_flight(kernel, gpu, TEAM) / 1024:.0f} KiB in flight for each SM of the {gpu.name}, which needs"
                    f" {needed(gpu) / 1024:.0f}: {wide_loads_in_flight(kernel.code)} loads of {WIDE} bytes by each of"
                    f" {teams(kernel, gpu, TEAM) * TEAM} threads")
 
@@ -127,26 +128,14 @@ def check(folder: pathlib.Path, fatbin: str) -> int:
     return 1 if errors else 0
 
 
-def table(folder: pathlib.Path, fatbin: str) -> int:
-    print("| kernel | instructions | registers | shared bytes | loads of 16 bytes in flight | teams an SM holds | KiB in flight |")
-    print("| --- " + "| ---: " * 6 + "|")
-    for name, kernel in sorted(kernels_of(folder, fatbin, TABLE_ARCHITECTURE).items()):
-        batched = BATCHED.match(name)
-        resident = teams(kernel, GPUS[TABLE_ARCHITECTURE], TEAM) if batched else "–"
-        in_flight = f"{bytes_in_flight(kernel, GPUS[TABLE_ARCHITECTURE]) / 1024:.0f}" if batched else "–"
-        print(f"| `{name.removeprefix('kvpool_')}` | {len(kernel.code)} | {kernel.registers} | {kernel.shared} |"
-              f" {wide_loads_in_flight(kernel.code)} | {resident} | {in_flight} |")
-    return 0
-
-
 def main() -> int:
     folder = tools()
     match sys.argv[1:]:
-        case [("check" | "table") as what, fatbin]:
+        case ["check", fatbin]:
             if folder is None:
-                print("no cuobjdump and nvdisasm: deploy/install_deps.sh test installs them")
+                print(NO_TOOLS)
                 return 77
-            return check(folder, fatbin) if what == "check" else table(folder, fatbin)
+            return check(folder, fatbin)
     print(__doc__, file=sys.stderr)
     return 2
 

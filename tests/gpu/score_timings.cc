@@ -51,7 +51,7 @@ struct Effort {
 constexpr Effort kQuick = {
     .layers = 2, .tokens = 256, .pass_tokens = 128, .candidates = 20000, .copy_bytes = 1 << 20, .rounds = 3};
 constexpr uint32_t kKvHeads = 8, kHeadDim = 128, kTokensPerBlock = 16, kQueryHeads = 32, kQueries = 64;
-constexpr uint32_t kHiddenDim = 64;          // of learned policies, whose weights grow with it
+constexpr uint32_t kHiddenDim = 64;          // Weights of learned policies grow with it.
 constexpr uint64_t kMostWeights = 64 << 20;  // floats
 struct Type {
   KvDtype dtype;
@@ -145,10 +145,12 @@ class Timings {
     for (const PolicyFacts* const facts : Policies()) {
       RETURN_IF_ERROR(Untargeted(std::string(facts->name), kBf16));
     }
-    return absl::OkStatus();
+    return Untargeted("paged_eviction", kBf16, {{"ratio", "of_sums"}});
   }
 
  private:
+  using Settings = std::vector<std::pair<std::string, std::string>>;
+
   static void Print(const std::string& what, double us) {
     std::printf("       %-30s %8.1f us\n", what.c_str(), us);
   }
@@ -165,9 +167,9 @@ class Timings {
     return absl::OkStatus();
   }
 
-  absl::Status Untargeted(const std::string& policy, const Type& type) {
+  absl::Status Untargeted(const std::string& policy, const Type& type, const Settings& settings = {}) {
     Cache cache;
-    RETURN_IF_ERROR(Make(policy, effort_.tokens, &cache, type.dtype));
+    RETURN_IF_ERROR(Make(policy, effort_.tokens, &cache, type.dtype, settings));
     ASSIGN_OR_RETURN(const double us, Once([&] { return Prune(cache, {0, cache.view.shape.blocks()}); }));
     Print(absl::StrCat(policy, ", ", type.name), us);
     if (!cache.plan.own_blocks) return absl::OkStatus();
@@ -287,7 +289,7 @@ class Timings {
   }
 
   absl::Status Make(const std::string& policy_name, uint32_t tokens, Cache* cache,
-                    KvDtype dtype = KvDtype::kBf16) {
+                    KvDtype dtype = KvDtype::kBf16, const Settings& settings = {}) {
     cache->view = LlamaView(effort_.layers, tokens, dtype);
     const uint32_t blocks = cache->view.shape.blocks();
     ASSIGN_OR_RETURN(cache->memory, compute_->Allocate(BytesOf(cache->view)));
@@ -304,7 +306,7 @@ class Timings {
           driver.cuMemsetD8Async(start, 0x3c, cache->memory->bytes(), stream_.get()), "cuMemsetD8Async"));
       RETURN_IF_ERROR(context_->Check(driver.cuStreamSynchronize(stream_.get()), "cuStreamSynchronize"));
     }
-    ASSIGN_OR_RETURN(const BoundPolicy policy, BindPolicy(policy_name, {}));
+    ASSIGN_OR_RETURN(const BoundPolicy policy, BindPolicy(policy_name, settings));
     RETURN_IF_ERROR(StageSignals(policy, cache));
     ASSIGN_OR_RETURN(cache->plan,
                      compute_->Plan({.policy = policy, .shape = cache->view.shape}, cache->signals));
@@ -395,6 +397,7 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "usage: score_timings [--quick]\n");
     return 1;
   }
+  std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // so that a file has each figure once it is known
   Timings timings(quick ? kQuick : Effort());
   absl::Status status = timings.Open();
   if (absl::IsUnavailable(status)) {

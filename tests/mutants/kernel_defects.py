@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Puts known defects back into the kernels, one at a time, and says which test sees each over KVPOOL_FAKE_KERNELS=ptx.
+"""Puts known defects back into the kernels, one at a time, and says which test sees each over KVPOOL_FAKE_KERNELS=ptx:
+scorers_test, or the bars of kernel_counts.py.
 
 Usage: tests/mutants/kernel_defects.py [--only PART] [--list]
 
@@ -21,7 +22,9 @@ BUILD = TREE / "build" / "kernels"
 SECONDS = 300
 TEAM, KERNELS = "cuda/kernels/cuda_team.h", "cuda/kernels/score_kernels.cu"
 TILE = "cuda/kernels/cuda_logit_tile.h"
+FEATURES = "cuda/scorers/parts/features.h"
 COMPUTE = "cuda/driver/cuda_kv_compute.cc"
+COUNTS = BUILD / "defect.tsv"
 
 
 class Defect(NamedTuple):
@@ -61,6 +64,16 @@ DEFECTS = [
            "place = two * 2 + i;", "place = two + 2 * i;"),
     Defect("no barrier before a tile of keys is multiplied", TILE,
            "++chunk) {\n      __syncthreads();", "++chunk) {"),
+    Defect("pieces of keys loaded far apart by neighbouring lanes", TILE,
+           "return threadIdx.x / kPieces; }\n  __device__ static uint32_t piece_number() { return threadIdx.x % kPieces; }",
+           "return threadIdx.x % kTokens; }\n  __device__ static uint32_t piece_number() { return threadIdx.x / kTokens; }"),
+    Defect("no barrier before staged keys are summed", FEATURES,
+           "team.staged_norms(), team.stage());\n    team.Sync();", "team.staged_norms(), team.stage());"),
+    Defect("no barrier before other keys are staged", FEATURES, "record);\n    team.Sync();\n  }\n}", "record);\n  }\n}"),
+    Defect("keys that are summed are not staged", TEAM,
+           "return static_cast<uint32_t>(kStageBytes / (tokens * row_bytes));", "return 0;"),
+    Defect("no barrier before rows are multiplied with a vector", TEAM,
+           "reinterpret_cast<float*>(staged)[d] = x[d];\n    __syncthreads();", "reinterpret_cast<float*>(staged)[d] = x[d];"),
     Defect("counters of a selection that nobody sets to zero", COMPUTE,
            "BinsBytes(request), stream_.get()),", "1, stream_.get()),"),
     Defect("a grid of half the thread blocks", COMPUTE,
@@ -76,8 +89,16 @@ def run(command: list[str], **more: object) -> subprocess.CompletedProcess[str]:
 
 
 def build() -> str:
-    done = run(["bash", "-c", f". deploy/lib.sh && ninja -C {BUILD} bin/scorers_test fake_cuda"])
+    done = run(["bash", "-c", f". deploy/lib.sh && ninja -C {BUILD} bin/scorers_test bin/score_timings fake_cuda"])
     return "" if done.returncode == 0 else f"does not build: {done.stdout[-2000:]}"
+
+
+def counted(environment: dict[str, str]) -> str:
+    """What misses its bar, or nothing."""
+    COUNTS.unlink(missing_ok=True)
+    run([str(BUILD / "bin/score_timings"), "--quick"], env=environment | {"KVPOOL_FAKE_KERNELS_COUNTS": str(COUNTS)})
+    done = run([str(TREE / "tests/support/fake_cuda/kernel_counts.py"), "bars", str(COUNTS)])
+    return "" if done.returncode == 0 else done.stdout.splitlines()[0]
 
 
 def test() -> str:
@@ -89,7 +110,7 @@ def test() -> str:
     except subprocess.TimeoutExpired:
         return "it takes too long"
     if done.returncode == 0:
-        return ""
+        return counted(environment)
     words = re.search(r"^fake libcuda: (.*)", done.stderr, re.MULTILINE)
     failed = re.search(r"^\[  FAILED  \] (\S+)", done.stdout, re.MULTILINE)
     return f"{failed[1] if failed else 'ended'}: {words[1] if words else 'wrong scores'}"

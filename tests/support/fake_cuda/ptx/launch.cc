@@ -75,9 +75,9 @@ PtxKernel::~PtxKernel() {
   if (path == nullptr) return;
   std::string line = kernel_->name;
   for (const uint64_t number :
-       {uint64_t{kernel_->code.size()}, counts_.launches, counts_.thread_blocks, counts_.instructions,
-        counts_.lane_instructions, counts_.matrix_products, counts_.barriers, counts_.read_bytes,
-        counts_.read_sectors, counts_.written_bytes, counts_.written_sectors,
+       {uint64_t{kernel_->code.size()}, counts_.launches, counts_.thread_blocks, counts_.threads,
+        counts_.instructions, counts_.lane_instructions, counts_.matrix_products, counts_.barriers,
+        counts_.read_bytes, counts_.read_sectors, counts_.written_bytes, counts_.written_sectors,
         kWordBytes * counts_.footprint.read_words, kWordBytes * counts_.footprint.written_words}) {
     line += '\t' + std::to_string(number);
   }
@@ -181,6 +181,7 @@ CUresult PtxKernel::Run(const Grid& grid, const std::vector<std::byte>& paramete
   for (uint64_t block = 0; block < uint64_t{grid.x} * grid.y; ++block) {
     const auto x = static_cast<uint32_t>(block % grid.x), y = static_cast<uint32_t>(block / grid.x);
     ++counts_.thread_blocks;
+    counts_.threads = std::max<uint64_t>(counts_.threads, grid.threads);
     launch.moment.block = launch.moment.now = ++machine.moments;
     shared_shadow.Forget();
     for (size_t i = 0; i < warps; ++i) StartWarp(&machine.warps[i], grid, x, y);

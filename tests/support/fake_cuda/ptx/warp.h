@@ -28,6 +28,7 @@ struct Region {
 struct Counts {
   uint64_t launches = 0;
   uint64_t thread_blocks = 0;
+  uint64_t threads = 0;            // The most of a thread block in any launch.
   uint64_t instructions = 0;       // each counts once for a warp
   uint64_t lane_instructions = 0;  // and once for each of its lanes that executes it
   uint64_t matrix_products = 0;    // those of them that are mma.sync.m16n8k16: 2,048 multiplications each
