@@ -85,12 +85,10 @@ class CudaBlockCopier : public BlockCopier {
 
   absl::Status Drain() override {
     absl::StatusOr<CurrentContext> current = context_->MakeCurrent();
-    absl::Status drained = current.status();
-    if (drained.ok()) {
-      drained = context_->Check(context_->driver().cuStreamSynchronize(stream_.get()), "cuStreamSynchronize");
-    }
-    if (!drained.ok()) MarkSticky(&drained);
-    return drained;
+    if (current.ok()) return context_->Finish(stream_.get(), "copying blocks");
+    absl::Status failed = current.status();
+    MarkSticky(&failed);
+    return failed;
   }
 
   int numa_node() const override { return numa_node_; }

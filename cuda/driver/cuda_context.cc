@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "cuda/device.h"
+#include "cuda/sticky.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool {
@@ -47,6 +48,7 @@ absl::StatusOr<std::vector<CUdevice>> Devices(const Driver& driver) {
 
 CurrentContext::~CurrentContext() {
   if (driver_ == nullptr) return;
+  driver_->cuThreadExchangeStreamCaptureMode(&capture_mode_);
   CUcontext popped;
   // CUDA_ERROR_DEINITIALIZED: the process's driver has shut down, and there is nothing to restore.
   const CUresult result = driver_->cuCtxPopCurrent(&popped);
@@ -121,7 +123,27 @@ absl::StatusOr<std::shared_ptr<const CudaContext>> CudaContext::Open(const std::
 
 absl::StatusOr<CurrentContext> CudaContext::MakeCurrent() const {
   RETURN_IF_ERROR(Check(driver_.cuCtxPushCurrent(context_), "cuCtxPushCurrent"));
-  return CurrentContext(&driver_);
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  const CUresult exchanged = driver_.cuThreadExchangeStreamCaptureMode(&mode);
+  if (exchanged != CUDA_SUCCESS)
+    mode = CU_STREAM_CAPTURE_MODE_GLOBAL;  // a thread's mode unless it has set another
+  CurrentContext current(&driver_, mode);
+  RETURN_IF_ERROR(Check(exchanged, "cuThreadExchangeStreamCaptureMode"));
+  return current;
+}
+
+absl::Status CudaContext::Finish(CUstream stream, absl::string_view doing) const {
+  absl::Status finished =
+      Check(driver_.cuStreamSynchronize(stream), absl::StrCat(doing, ": cuStreamSynchronize"));
+  if (!finished.ok()) MarkSticky(&finished);
+  return finished;
+}
+
+absl::Status CudaContext::FinishAll(absl::string_view doing) const {
+  const CUresult result = driver_.cuCtxSynchronize();
+  absl::Status finished = Check(result, absl::StrCat(doing, ": cuCtxSynchronize"));
+  if (!finished.ok() && result != CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) MarkSticky(&finished);
+  return finished;
 }
 
 void CudaContext::ReportLost(const char* what, const absl::Status& status) {

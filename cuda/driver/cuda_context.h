@@ -18,16 +18,21 @@
 
 namespace kvpool {
 
-// Makes one context current in its thread while it lives; its destructor restores the thread's own.
+// Makes one context current in its thread while it lives, and lets the thread make calls that a graph which another captures
+// would forbid (the global mode, PyTorch's default): our threads touch no stream of an engine's. Its destructor restores
+// the thread's own context and mode.
 class CurrentContext {
  public:
-  CurrentContext(CurrentContext&& other) noexcept : driver_(std::exchange(other.driver_, nullptr)) {}
+  CurrentContext(CurrentContext&& other) noexcept
+      : driver_(std::exchange(other.driver_, nullptr)), capture_mode_(other.capture_mode_) {}
   ~CurrentContext();
 
  private:
   friend class CudaContext;
-  explicit CurrentContext(const Driver* driver) : driver_(driver) {}
+  CurrentContext(const Driver* driver, CUstreamCaptureMode capture_mode)
+      : driver_(driver), capture_mode_(capture_mode) {}
   const Driver* driver_;
+  CUstreamCaptureMode capture_mode_;  // the thread's own
 };
 
 // The primary context, which the CUDA runtime and PyTorch use too: an engine's streams and ours share it.
@@ -48,6 +53,11 @@ class CudaContext {
   const std::string& uuid() const { return uuid_; }  // "GPU-8-4-4-4-12"
 
   absl::StatusOr<CurrentContext> MakeCurrent() const;
+  // These two wait for all work of a stream, and of the context, an engine's too. REQUIRES: the context is current. An
+  // error is sticky, whatever the driver calls it: nobody knows then whether the GPU still writes. But a context of which
+  // a stream captures a graph is not waited for (CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED), and is not lost.
+  absl::Status Finish(CUstream stream, absl::string_view doing) const;
+  absl::Status FinishAll(absl::string_view doing) const;
   // FAILED_PRECONDITION: what a process has begun on this GPU goes on when it is killed.
   absl::Status CheckEndsWithProcess() const;
   absl::Status Check(CUresult result, absl::string_view doing) const {

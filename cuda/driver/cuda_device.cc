@@ -112,6 +112,13 @@ absl::StatusOr<Traits> Probe(const CudaContext& context) {
                                                  need.words, " (device attribute ",
                                                  static_cast<int>(need.attribute), ")"));
   }
+  ASSIGN_OR_RETURN(const int mode, Attribute(context, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE));
+  if (mode == CU_COMPUTEMODE_EXCLUSIVE_PROCESS && context.CheckEndsWithProcess().ok()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(context.uuid(),
+                     " is in compute mode EXCLUSIVE_PROCESS: with this daemon no engine could open it;"
+                     " nvidia-smi --compute-mode=DEFAULT allows both, and so does an MPS server"));
+  }
   Traits traits;
   char name[256];
   const Driver& driver = context.driver();
@@ -195,11 +202,15 @@ class CudaDevice : public Device {
     ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
     MutexLock lock(&mu_);
     const Driver& driver = context_->driver();
+    absl::Status queued;
     for (const Copy& copy : copies) {
-      RETURN_IF_ERROR(context_->Check(
-          driver.cuMemcpyDtoDAsync(copy.to, copy.from, copy.bytes, zeroing_.get()), "cuMemcpyDtoDAsync"));
+      queued = context_->Check(driver.cuMemcpyDtoDAsync(copy.to, copy.from, copy.bytes, zeroing_.get()),
+                               "cuMemcpyDtoDAsync");
+      if (!queued.ok()) break;
     }
-    return context_->Check(driver.cuStreamSynchronize(zeroing_.get()), "copying blocks: cuStreamSynchronize");
+    // Those before one that failed are under way.
+    const absl::Status finished = context_->Finish(zeroing_.get(), "copying blocks");
+    return finished.ok() ? queued : finished;
   }
 
  private:
@@ -215,7 +226,7 @@ class CudaDevice : public Device {
     const Driver& driver = context_->driver();
     RETURN_IF_ERROR(
         context_->Check(driver.cuMemsetD8Async(address, 0, bytes, zeroing_.get()), "cuMemsetD8Async"));
-    return context_->Check(driver.cuStreamSynchronize(zeroing_.get()), "zeroing a slab: cuStreamSynchronize");
+    return context_->Finish(zeroing_.get(), "zeroing a slab");
   }
 
   const std::shared_ptr<const CudaContext> context_;

@@ -192,8 +192,7 @@ absl::Status CudaKvCompute::RunOnStream(const char* what, const Enqueue& enqueue
   absl::Status status = Record(begin_);
   if (status.ok()) status = enqueue();
   if (status.ok()) status = Record(end_);
-  const absl::Status finished = context_->Check(context_->driver().cuStreamSynchronize(stream_.get()),
-                                                absl::StrCat(what, ": cuStreamSynchronize"));
+  const absl::Status finished = context_->Finish(stream_.get(), what);
   // A sticky error is reported before any other, whichever call met it.
   if (status.ok() || IsSticky(finished)) status = finished;
   RETURN_IF_ERROR(status);

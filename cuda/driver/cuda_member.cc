@@ -44,6 +44,15 @@ class CudaMember : public MemberMemory {
         warming_up_(warming_up),
         scratch_(std::move(scratch)) {}
 
+  // What is mapped here may be in use by work that an engine has queued and not waited for: a step, when its session
+  // ends. Taking the memory away would fault it, and end the engine's context.
+  ~CudaMember() override {
+    if (mappings_.empty() && scratch_.mappings.empty() && !ipc_.valid()) return;
+    const absl::StatusOr<CurrentContext> current = context_->MakeCurrent();
+    if (current.ok())
+      context_->FinishAll("unmapping a space").IgnoreError();  // A context that is lost has no work left.
+  }
+
   uint64_t base() const override { return base_; }
   size_t reserved_bytes() const override { return reserved_bytes_; }
 
@@ -111,6 +120,7 @@ class CudaMember : public MemberMemory {
   absl::Status FinishWarmup() override {
     if (!warming_up_) return absl::FailedPreconditionError("FinishWarmup: this member is not warming up");
     ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
+    RETURN_IF_ERROR(context_->FinishAll("ending a warm-up"));
     scratch_ = Scratch();
     while (!held_back_.empty()) {
       const HeldBack& slab = held_back_.back();

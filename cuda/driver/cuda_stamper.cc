@@ -105,8 +105,7 @@ class CudaStamper : public BlockStamper {
   }
 
   absl::Status Finish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return context_->Check(context_->driver().cuStreamSynchronize(stream_.get()),
-                           "stamping: cuStreamSynchronize");
+    return context_->Finish(stream_.get(), "stamping");
   }
 
   const std::shared_ptr<const CudaContext> context_;

@@ -21,6 +21,7 @@
   X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetName) X(cuDeviceGetUuid)                        \
   X(cuDeviceGetAttribute) X(cuDeviceTotalMem)                                                     \
   X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) X(cuCtxPushCurrent) X(cuCtxPopCurrent) \
+  X(cuCtxSynchronize) X(cuThreadExchangeStreamCaptureMode) X(cuStreamIsCapturing)                 \
   X(cuMemGetInfo) X(cuMemGetAllocationGranularity)                                                \
   X(cuMemCreate) X(cuMemRelease) X(cuMemAddressReserve) X(cuMemAddressFree)                       \
   X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess)                                                     \

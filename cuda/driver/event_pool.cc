@@ -62,7 +62,15 @@ void EventPool::Return(CudaEvent event) {
 }
 
 absl::StatusOr<std::unique_ptr<FenceEvent>> EventPool::Record(CudaEvent event, CUstream stream) {
-  const CUresult result = context_->driver().cuEventRecord(event.get(), stream);
+  // An event of a graph that is being captured says nothing of when the graph runs.
+  CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
+  CUresult result = context_->driver().cuStreamIsCapturing(stream, &capturing);
+  if (result == CUDA_SUCCESS && capturing != CU_STREAM_CAPTURE_STATUS_NONE) {
+    Return(std::move(event));
+    return absl::FailedPreconditionError(
+        "fence: the stream captures a graph: record the fence behind the graph's launch");
+  }
+  if (result == CUDA_SUCCESS) result = context_->driver().cuEventRecord(event.get(), stream);
   auto recorded = std::make_unique<RecordedEvent>(shared_from_this(), std::move(event));
   RETURN_IF_ERROR(context_->Check(result, "fence: cuEventRecord"));
   return recorded;

@@ -62,6 +62,25 @@ TEST(CudaDriver, AGpuThatCannotShareMemorySaysWhatItLacks) {
               AllOf(StartsWith("UNIMPLEMENTED: GPU-"), HasSubstr("file descriptors")));
 }
 
+TEST(CudaDriver, AGpuForOneProcessIsRefused) {
+  EXPECT_THAT(InChild({{"KVPOOL_FAKE_CUDA_WITHOUT", "other-processes"}}, OpenFirst),
+              AllOf(StartsWith("FAILED_PRECONDITION: GPU-"), HasSubstr("compute mode EXCLUSIVE_PROCESS"),
+                    HasSubstr("--compute-mode=DEFAULT")));
+  // With an MPS server, for which this mode is meant, the server is the one process.
+  EXPECT_EQ(InChild({{"KVPOOL_FAKE_CUDA_WITHOUT", "other-processes,own-context"}}, OpenFirst), "OK");
+}
+
+TEST(CudaDriver, AWaitThatFailsLosesTheGpuWhateverTheError) {
+  const auto is_lost = [] {
+    ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, OpenCudaDevice("0"));
+    absl::Status status = device->MakeSlab(2 * kMiB).status();
+    return IsSticky(status) ? absl::OkStatus() : status;
+  };
+  EXPECT_EQ(InChild({{"KVPOOL_FAKE_CUDA_FAIL", "cuStreamSynchronize#1=CUDA_ERROR_UNKNOWN"}}, is_lost), "OK");
+  EXPECT_THAT(InChild({{"KVPOOL_FAKE_CUDA_FAIL", "cuMemCreate#1=CUDA_ERROR_UNKNOWN"}}, is_lost),
+              AllOf(StartsWith("INTERNAL"), HasSubstr("CUDA_ERROR_UNKNOWN")));
+}
+
 TEST(CudaDriver, AForkedChildIsToldSoInsteadOfHanging) {
   const std::string answer = InChild({}, [] {
     const absl::StatusOr<std::unique_ptr<Device>> device = OpenCudaDevice("0");
@@ -159,7 +178,7 @@ std::string FailOnce(const std::string& call, const std::string& nth,
 
 TEST(CudaDevices, EveryStepOfMakingASlabMayFail) {
   for (const std::string call : {"cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess",
-                                 "cuMemsetD8Async", "cuStreamSynchronize", "cuMemExportToShareableHandle"}) {
+                                 "cuMemsetD8Async", "cuMemExportToShareableHandle"}) {
     EXPECT_EQ(FailOnce(call, "1",
                        [](Device& device) {
                          ASSIGN_OR_RETURN(const std::unique_ptr<Slab> slab, device.MakeSlab(4 * kMiB));
@@ -168,8 +187,7 @@ TEST(CudaDevices, EveryStepOfMakingASlabMayFail) {
               "OK")
         << call;
   }
-  for (const std::string call :
-       {"cuMemAlloc", "cuMemsetD8Async", "cuStreamSynchronize", "cuIpcGetMemHandle"}) {
+  for (const std::string call : {"cuMemAlloc", "cuMemsetD8Async", "cuIpcGetMemHandle"}) {
     EXPECT_EQ(FailOnce(call, "1", [](Device& device) { return device.MakeIpcSlab(4 * kMiB).status(); }), "OK")
         << call;
   }
@@ -517,7 +535,7 @@ TEST(CudaCopies, WhetherAGpuStillWritesIsKnownOrItIsLost) {
   const std::string wait = "cuEventSynchronize#1=CUDA_ERROR_UNKNOWN";
   EXPECT_EQ(InChild({{"KVPOOL_FAKE_CUDA_FAIL", wait}}, drain), "OK");
   EXPECT_THAT(InChild({{"KVPOOL_FAKE_CUDA_FAIL", wait + ",cuStreamSynchronize#1=CUDA_ERROR_UNKNOWN"}}, drain),
-              StartsWith("sticky INTERNAL: cuStreamSynchronize: CUDA_ERROR_UNKNOWN"));
+              StartsWith("sticky INTERNAL: copying blocks: cuStreamSynchronize: CUDA_ERROR_UNKNOWN"));
   // So it is where a submit fails and what it began can't be waited for.
   EXPECT_THAT(InChild(OlderDriver("12_0",
                                   "cuMemcpyDtoHAsync#2=CUDA_ERROR_INVALID_VALUE,"
@@ -527,7 +545,7 @@ TEST(CudaCopies, WhetherAGpuStillWritesIsKnownOrItIsLost) {
                         RETURN_IF_ERROR(copies.Open());
                         return copies.Copy(CopyDirection::kToHost);
                       }),
-              StartsWith("sticky INTERNAL: cuStreamSynchronize: CUDA_ERROR_UNKNOWN"));
+              StartsWith("sticky INTERNAL: copying blocks: cuStreamSynchronize: CUDA_ERROR_UNKNOWN"));
 }
 
 TEST(CudaCopies, AContextThatIsLostFailsTicketsAndAllThatComes) {

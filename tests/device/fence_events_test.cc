@@ -2,14 +2,18 @@
 // only Wait waits.
 #include "cuda/fence_events.h"
 
+#include <atomic>
+#include <chrono>
 #include <memory>
 #include <thread>
 #include <vector>
 
+#include "cuda/device.h"
 #include "cuda/driver/cuda_context.h"
 #include "gtest/gtest.h"
 #include "tests/device/driver_function.h"
 #include "tests/device/gate.h"
+#include "tests/support/fake_cuda/controls.h"
 
 namespace kvpool {
 namespace {
@@ -75,6 +79,60 @@ TEST_F(FenceEventsTest, AnotherThreadMayWait) {
   step.Open();
   waiter.join();
   EXPECT_TRUE(waited.ok()) << waited;
+}
+
+// An engine captures its graphs while fences are waited for and slabs are mapped.
+TEST_F(FenceEventsTest, AGraphThatAThreadCapturesIsNotBroken) {
+  const auto begin =
+      reinterpret_cast<decltype(&cuStreamBeginCapture)>(FindDriverFunction("cuStreamBeginCapture_v2"));
+  const auto end = reinterpret_cast<decltype(&cuStreamEndCapture)>(FindDriverFunction("cuStreamEndCapture"));
+  const absl::StatusOr<CurrentContext> current = context_->MakeCurrent();
+  const absl::StatusOr<CudaStream> captured = MakeStream(context_);
+  ASSERT_TRUE(captured.ok()) << captured.status();
+  const std::unique_ptr<FenceEvent> fence = Record();
+  ASSERT_EQ(begin(captured->get(), CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+  absl::Status waited, reserved;
+  std::thread([&] {
+    waited = fence->Wait();
+    if (waited.ok()) waited = fence->Done().status();
+    reserved = ReserveCudaMemory(context_->uuid_bytes(), {.reserve_bytes = size_t{64} << 20}).status();
+  }).join();
+  const absl::Status recorded = fences_->Record(captured->get()).status();
+  CUgraph graph;
+  EXPECT_EQ(end(captured->get(), &graph), CUDA_SUCCESS);
+  EXPECT_TRUE(waited.ok()) << waited;
+  EXPECT_TRUE(reserved.ok()) << reserved;
+  EXPECT_TRUE(absl::IsFailedPrecondition(recorded)) << recorded;
+}
+
+TEST_F(FenceEventsTest, AMembersMemoryStaysWhileAStepRuns) {
+  constexpr size_t kBytes = size_t{64} << 20;
+  const absl::StatusOr<std::unique_ptr<Device>> device = OpenCudaDevice("0");
+  ASSERT_TRUE(device.ok()) << device.status();
+  const absl::StatusOr<std::unique_ptr<Slab>> slab = (*device)->MakeSlab(kBytes);
+  ASSERT_TRUE(slab.ok()) << slab.status();
+  absl::StatusOr<UniqueFd> fd = (*slab)->Export();
+  ASSERT_TRUE(fd.ok()) << fd.status();
+  absl::StatusOr<std::unique_ptr<MemberMemory>> member =
+      ReserveCudaMemory(context_->uuid_bytes(), {.reserve_bytes = kBytes});
+  ASSERT_TRUE(member.ok()) << member.status();
+  ASSERT_TRUE((*member)->MapSlab(*std::move(fd), 0, kBytes).ok());
+  Gate step;
+  HoldUpStream(&step);
+  std::atomic<bool> is_gone = false;
+  std::thread ending([&] {
+    member->reset();
+    is_gone = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_FALSE(is_gone);
+  step.Open();
+  ending.join();
+  // The fake driver waits by itself, and says whether it had to.
+  if (const auto busy =
+          reinterpret_cast<decltype(&cuFakeBusyUnmaps)>(FindDriverFunction("cuFakeBusyUnmaps"))) {
+    EXPECT_EQ(busy(), 0);
+  }
 }
 
 TEST_F(FenceEventsTest, AnEventUsedAgainMeansItsNewPoint) {

@@ -32,6 +32,7 @@ enum class GpuOp : uint8_t {
   kReexport,       // fd, bytes -> text: imports, exports again and imports that
   kStartCounting,  // rounds; starts the counting kernel on word 0 and does not wait
   kSampleCounter,  // -> values[0]
+  kFork,           // -> values[0]: the pid of a child that has all files and mappings of the role, and sleeps
   kWatchCounter,   // milliseconds -> values: at the start, at the end, microseconds to the last change
   kMeasureCalls,   // bytes -> values: median microseconds of each of kCallNames
   // bytes -> values: microseconds of making and dropping a slab, idle and beside a running kernel, and of

@@ -125,6 +125,10 @@ CUresult CUDAAPI cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, 
     if (attribute == CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM) {
       *value = !state.settings.without.contains("host-addresses");
     }
+    if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_MODE) {
+      *value = state.settings.without.contains("other-processes") ? CU_COMPUTEMODE_EXCLUSIVE_PROCESS
+                                                                  : CU_COMPUTEMODE_DEFAULT;
+    }
     // As cuda.h has it from 12.4 on: CU_DEVICE_ATTRIBUTE_MPS_ENABLED.
     if (static_cast<int>(attribute) == 133) *value = state.settings.without.contains("own-context");
     return CUDA_SUCCESS;

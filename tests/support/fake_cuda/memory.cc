@@ -248,8 +248,10 @@ CUresult CUDAAPI cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAc
 
 CUresult CUDAAPI cuMemUnmap(CUdeviceptr address, size_t bytes) {
   return Call("cuMemUnmap", Needs::kInit, [&](State& state) {
+    const bool is_busy = !StreamsAreIdle();
     DrainStreams();
     const std::lock_guard lock(state.mu);
+    state.busy_unmaps += is_busy;
     const auto found = state.mappings.find(address);
     if (found == state.mappings.end() || found->second.bytes != bytes) return CUDA_ERROR_INVALID_VALUE;
     if (!Protect(Pointer(address), bytes)) return CUDA_ERROR_MAP_FAILED;

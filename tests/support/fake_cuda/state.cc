@@ -103,7 +103,8 @@ Settings ReadSettings() {
     settings.device_count = static_cast<int>(Number(kDevices, word));
   for (const std::string& word : Words(kDeviceBytes)) settings.device_bytes = Number(kDeviceBytes, word);
   for (const std::string& word : Words(kWithout)) {
-    if (word != "vmm" && word != "fd" && word != "own-context" && word != "host-addresses")
+    if (word != "vmm" && word != "fd" && word != "own-context" && word != "host-addresses" &&
+        word != "other-processes")
       Unreadable(kWithout, word);
     settings.without.insert(word);
   }
@@ -209,6 +210,11 @@ const char* NameOf(CUresult result) {
   return error != std::end(kErrors) ? error->name : nullptr;
 }
 
+CUstreamCaptureMode& ThreadCaptureMode() {
+  thread_local CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+  return mode;
+}
+
 CUresult Begin(const char* call, Needs needs) {
   State& state = TheState();
   if (needs != Needs::kNothing && state.pid == 0) return CUDA_ERROR_NOT_INITIALIZED;
@@ -227,6 +233,10 @@ CUresult Begin(const char* call, Needs needs) {
   }
   if (needs != Needs::kContext) return CUDA_SUCCESS;
   if (state.lost != CUDA_SUCCESS) return state.lost;
+  if (state.capturing != nullptr && ThreadCaptureMode() == CU_STREAM_CAPTURE_MODE_GLOBAL) {
+    state.capture_is_broken = true;
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
   return CurrentDevice() < 0 ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
 }
 

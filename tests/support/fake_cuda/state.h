@@ -8,7 +8,7 @@
 //   KVPOOL_FAKE_CUDA_DEVICE_BYTES=n     Memory of each, counted per creating process. Default 4 GiB.
 //   KVPOOL_FAKE_CUDA_WITHOUT=vmm,fd     Attributes denied: an old GPU (vmm), a driver that can't pass fds
 //   (fd), a GPU whose processes share an MPS server (own-context), one that has registered host memory at
-//   addresses of its own, as in WSL (host-addresses).
+//   addresses of its own, as in WSL (host-addresses), one in compute mode EXCLUSIVE_PROCESS (other-processes).
 //   KVPOOL_FAKE_CUDA_FAIL=cuMemCreate#3=CUDA_ERROR_OUT_OF_MEMORY,cuStreamSynchronize#2+=CUDA_ERROR_ECC_UNCORRECTABLE
 //                                       The 3rd call fails; the 2nd and all later ones do. A sticky error
 //                                       also fails every other call after it, as it does on a GPU.
@@ -126,6 +126,11 @@ struct State {
   std::map<void*, size_t> pinned;
   std::map<uintptr_t, Registration> registered;
   std::function<void()> before_copy;  // see controls.h
+  // A stream that captures a graph in the global mode. Any call that needs a context, by a thread that has not relaxed its own
+  // mode, fails and breaks the capture. What is queued on the stream meanwhile is not imitated.
+  CUstream capturing = nullptr;
+  bool capture_is_broken = false;
+  uint64_t busy_unmaps = 0;
 };
 State& TheState();
 
@@ -151,6 +156,10 @@ int CurrentDevice();
 // Waits for all that is queued on any stream, as the driver does before it takes memory away. REQUIRES:
 // state.mu is not held.
 void DrainStreams();
+// Whether all that was queued on any stream is done.
+bool StreamsAreIdle();
+// The capture mode of the calling thread, as cuThreadExchangeStreamCaptureMode sets it.
+CUstreamCaptureMode& ThreadCaptureMode();
 
 enum class Needs { kNothing, kInit, kContext };
 // The start of every call: the delay that is set, then the reasons to fail.

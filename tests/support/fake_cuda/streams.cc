@@ -2,6 +2,7 @@
 // while its caller goes on, so that a missing fence or synchronisation shows.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -64,6 +65,10 @@ class Queue {
     });
     return marker;
   }
+  bool is_idle() {
+    const std::lock_guard lock(mu_);
+    return work_.empty() && !runs_;
+  }
   // Ends the thread once all that was queued is done.
   void Close() {
     const std::lock_guard lock(mu_);
@@ -78,8 +83,12 @@ class Queue {
       if (work_.empty()) return;
       const Work work = std::move(work_.front());
       work_.pop_front();
+      runs_ = true;
       lock.unlock();
       const CUresult result = work();
+      lock.lock();
+      runs_ = false;
+      lock.unlock();
       if (result == CUDA_SUCCESS) continue;
       State& state = TheState();
       const std::lock_guard state_lock(state.mu);
@@ -92,6 +101,7 @@ class Queue {
   std::condition_variable cv_;
   std::deque<Work> work_;
   bool closed_ = false;
+  bool runs_ = false;
 };
 
 struct Event {
@@ -280,6 +290,10 @@ CUresult MakeStream(CUstream* stream, unsigned int flags) {
 
 }  // namespace
 
+bool StreamsAreIdle() {
+  return std::ranges::all_of(Streams().All(), [](const auto& queue) { return queue->is_idle(); });
+}
+
 void DrainStreams() {
   for (const std::shared_ptr<Queue>& queue : Streams().All()) queue->Mark()->Wait();
 }
@@ -325,6 +339,58 @@ CUresult CUDAAPI cuStreamSynchronize(CUstream stream) {
     if (queue == nullptr) return CUDA_ERROR_INVALID_HANDLE;
     queue->Mark()->Wait();
     return Outcome(state);
+  });
+}
+
+CUresult CUDAAPI cuCtxSynchronize() {
+  return Call("cuCtxSynchronize", Needs::kContext, [&](State& state) {
+    {
+      const std::lock_guard lock(state.mu);
+      if (state.capturing != nullptr) {
+        state.capture_is_broken = true;
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+      }
+    }
+    DrainStreams();
+    return Outcome(state);
+  });
+}
+
+CUresult CUDAAPI cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode) {
+  return Call("cuStreamBeginCapture", Needs::kContext, [&](State& state) {
+    if (Streams().Find(stream) == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    if (mode != CU_STREAM_CAPTURE_MODE_GLOBAL) return CUDA_ERROR_NOT_SUPPORTED;
+    const std::lock_guard lock(state.mu);
+    if (state.capturing != nullptr) return CUDA_ERROR_ILLEGAL_STATE;
+    state.capturing = stream;
+    state.capture_is_broken = false;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuStreamEndCapture(CUstream stream, CUgraph* graph) {
+  return Call("cuStreamEndCapture", Needs::kInit, [&](State& state) {
+    const std::lock_guard lock(state.mu);
+    if (stream == nullptr || state.capturing != stream) return CUDA_ERROR_ILLEGAL_STATE;
+    state.capturing = nullptr;
+    *graph = nullptr;
+    return state.capture_is_broken ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+  return Call("cuThreadExchangeStreamCaptureMode", Needs::kInit, [&](State&) {
+    std::swap(*mode, ThreadCaptureMode());
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult CUDAAPI cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
+  return Call("cuStreamIsCapturing", Needs::kContext, [&](State& state) {
+    const std::lock_guard lock(state.mu);
+    *status = stream != nullptr && stream == state.capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE
+                                                             : CU_STREAM_CAPTURE_STATUS_NONE;
+    return CUDA_SUCCESS;
   });
 }
 
