@@ -281,9 +281,10 @@ std::vector<Fact> Facts(const Effort& effort) {
   return facts;
 }
 
-int FindOut(const Effort& effort) {
+// The exit status.
+int Ask(const std::vector<Fact>& facts) {
   int failures = 0;
-  for (const Fact& fact : Facts(effort)) {
+  for (const Fact& fact : facts) {
     const Answer answer = fact.find();
     const bool no_gpu = fact.question == "GPU" && !answer.ok();
     failures += !answer.ok();
@@ -304,9 +305,11 @@ int FindOut(const Effort& effort) {
 int main(int argc, char** argv) {
   if (argc == 2 && std::strcmp(argv[1], "--role") == 0) return kvpool::ServeGpuProcess();
   const bool quick = argc == 2 && std::strcmp(argv[1], "--quick") == 0;
-  if (argc != 1 && !quick) {
-    std::fprintf(stderr, "usage: gpu_facts [--quick]\n");
+  const bool only_gpu = argc == 2 && std::strcmp(argv[1], "--gpu") == 0;
+  if (argc != 1 && !quick && !only_gpu) {
+    std::fprintf(stderr, "usage: gpu_facts [--quick | --gpu]\n");
     return 2;
   }
-  return kvpool::FindOut(quick ? kvpool::kQuick : kvpool::Effort());
+  if (only_gpu) return kvpool::Ask({{"GPU", kvpool::WhatGpu}});
+  return kvpool::Ask(kvpool::Facts(quick ? kvpool::kQuick : kvpool::Effort()));
 }

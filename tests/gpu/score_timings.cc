@@ -171,10 +171,12 @@ class Timings {
     Cache cache;
     RETURN_IF_ERROR(Make(policy, effort_.tokens, &cache, type.dtype, settings));
     ASSIGN_OR_RETURN(const double us, Once([&] { return Prune(cache, {0, cache.view.shape.blocks()}); }));
-    Print(absl::StrCat(policy, ", ", type.name), us);
+    std::string name = absl::StrCat(policy, ", ", type.name);
+    for (const auto& [key, value] : settings) absl::StrAppend(&name, ", ", key, "=", value);
+    Print(name, us);
     if (!cache.plan.own_blocks) return absl::OkStatus();
     ASSIGN_OR_RETURN(const double tokens_us, Once([&] { return Prune(cache, {0, 1}, /*of_tokens=*/true); }));
-    Print(absl::StrCat(policy, " by tokens, ", type.name), tokens_us);
+    Print(absl::StrCat(name, ", by tokens"), tokens_us);
     return absl::OkStatus();
   }
 

@@ -96,7 +96,9 @@ def build() -> str:
 def counted(environment: dict[str, str]) -> str:
     """What misses its bar, or nothing."""
     COUNTS.unlink(missing_ok=True)
-    run([str(BUILD / "bin/score_timings"), "--quick"], env=environment | {"KVPOOL_FAKE_KERNELS_COUNTS": str(COUNTS)})
+    timed = run([str(BUILD / "bin/score_timings"), "--quick"], env=environment | {"KVPOOL_FAKE_KERNELS_COUNTS": str(COUNTS)})
+    if timed.returncode != 0:
+        return f"score_timings: {(timed.stderr or timed.stdout).splitlines()[-1]}"
     done = run([str(TREE / "tests/support/fake_cuda/kernel_counts.py"), "bars", str(COUNTS)])
     return "" if done.returncode == 0 else done.stdout.splitlines()[0]
 

@@ -54,21 +54,25 @@ class Queue {
  public:
   void Push(Work work) {
     const std::lock_guard lock(mu_);
-    work_.push_back(std::move(work));
+    ++unfinished_;
+    work_.push_back([this, work = std::move(work)] {
+      const CUresult result = work();
+      --unfinished_;
+      return result;
+    });
     cv_.notify_one();
   }
   std::shared_ptr<Marker> Mark() {
     auto marker = std::make_shared<Marker>();
-    Push([marker] {
+    const std::lock_guard lock(mu_);
+    work_.push_back([marker] {
       marker->Pass();
       return CUDA_SUCCESS;
     });
+    cv_.notify_one();
     return marker;
   }
-  bool is_idle() {
-    const std::lock_guard lock(mu_);
-    return work_.empty() && !runs_;
-  }
+  bool is_idle() const { return unfinished_ == 0; }
   // Ends the thread once all that was queued is done.
   void Close() {
     const std::lock_guard lock(mu_);
@@ -83,12 +87,8 @@ class Queue {
       if (work_.empty()) return;
       const Work work = std::move(work_.front());
       work_.pop_front();
-      runs_ = true;
       lock.unlock();
       const CUresult result = work();
-      lock.lock();
-      runs_ = false;
-      lock.unlock();
       if (result == CUDA_SUCCESS) continue;
       State& state = TheState();
       const std::lock_guard state_lock(state.mu);
@@ -101,7 +101,7 @@ class Queue {
   std::condition_variable cv_;
   std::deque<Work> work_;
   bool closed_ = false;
-  bool runs_ = false;
+  std::atomic<int> unfinished_ = 0;  // Marks are no work.
 };
 
 struct Event {
