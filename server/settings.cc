@@ -43,6 +43,7 @@ struct CommandLine {
   uint32_t score_threads = 0;  // 0: half of the cores.
   absl::Duration idle_space = absl::Milliseconds(settings.daemon.idle_space_ms);
   absl::Duration reattach_timeout = absl::Milliseconds(settings.daemon.reattach_ms);
+  absl::Duration score_time = absl::Milliseconds(settings.daemon.score_time_ms);
   absl::Duration shutdown_grace = absl::FromChrono(settings.shutdown_grace);
   std::vector<std::string> tiers;
   absl::Duration tier_flush = absl::FromChrono(settings.tier_flush);
@@ -235,6 +236,9 @@ void AddDaemonFlags(CommandLine* line, Flags* flags) {
       "score-features", &daemon.score_features_bytes, 1,
       "most memory of each device for features of full blocks, kept so that a prune reads only new blocks",
       flags);
+  flags->Add("score-time", &line->score_time, {.min = absl::Milliseconds(1), .max = absl::Hours(24)},
+             "most time of a device that one operation may take, by a guess at what it multiplies; it is "
+             "refused beyond");
   AddSize("score-workspace", &daemon.score_workspace_bytes, 1,
           "most memory of a device that one operation may use besides", flags);
 }
@@ -414,6 +418,7 @@ absl::Status ReadDaemonOptions(const CommandLine& line, DaemonOptions* daemon) {
   daemon->score_threads = line.score_threads == 0 ? half : line.score_threads;
   daemon->idle_space_ms = static_cast<uint64_t>(absl::ToInt64Milliseconds(line.idle_space));
   daemon->reattach_ms = static_cast<uint64_t>(absl::ToInt64Milliseconds(line.reattach_timeout));
+  daemon->score_time_ms = static_cast<uint64_t>(absl::ToInt64Milliseconds(line.score_time));
   return ReadPolicy(line, daemon);
 }
 

@@ -64,6 +64,24 @@ absl::Status CheckWeights(const PolicyFacts& facts, const Params& params, const 
                                                     wanted));
 }
 
+// Of all tokens. A window's logits are computed twice: for their sums, and for what is made of them.
+double Products(const ScorePlan& plan, const Signals& signals) {
+  const ScoreRequest& request = plan.request;
+  const BoundPolicy& policy = request.policy;
+  KvShape model = request.shape;
+  model.kv_heads = ModelHeads(request);
+  const auto of_token = [&](const PolicyFacts& facts, const Params& params) {
+    return facts.products == nullptr ? 0 : facts.products(params, model, signals.weight_count);
+  };
+  double products = of_token(policy.facts(), policy.params);
+  if (policy.has_host()) products += of_token(FactsOf(policy.host), policy.host_params);
+  if (plan.reads_window) {
+    const double group = plan.window.q_heads / request.shape.kv_heads;
+    products += 2 * group * plan.window.queries * request.shape.k_head_dim;
+  }
+  return products * request.shape.planes() * request.shape.tokens;
+}
+
 // Whether the attention of the window's queries is to be computed.
 bool ReadsWindow(Needs needs, const Signals& signals) {
   if (signals.window.data == nullptr) return false;
@@ -218,6 +236,7 @@ absl::StatusOr<ScorePlan> PlanScore(const ScoreRequest& request, const Signals& 
   plan.own_blocks = facts.own_blocks != nullptr && facts.own_blocks(request.policy.params);
   plan.first_reduced_layer = FirstReducedLayer(request);
   plan.workspace_bytes = HostWorkspaceBytes(plan, workers);
+  plan.products = Products(plan, signals);
   return plan;
 }
 

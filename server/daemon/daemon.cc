@@ -391,6 +391,7 @@ void Daemon::StartRunners() {
                                        .queue_limit = options_.score_queue,
                                        .feature_cache_bytes = options_.score_features_bytes,
                                        .workspace_bytes = options_.score_workspace_bytes,
+                                       .time_limit = absl::Milliseconds(options_.score_time_ms),
                                        .thread = options_.device_threads};
     runners_.back() = std::make_unique<DeviceRunner>(
         runner, *std::move(compute),

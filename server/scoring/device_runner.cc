@@ -30,7 +30,7 @@ DeviceRunner::DeviceRunner(const Options& options, std::unique_ptr<KvCompute> co
     : options_(options),
       compute_(std::move(compute)),
       over_(std::move(over)),
-      work_(compute_.get(), options.feature_cache_bytes, options.workspace_bytes),
+      work_(compute_.get(), options.feature_cache_bytes, options.workspace_bytes, options.time_limit),
       thread_(options.thread ? NamedThread("device-runner", [this] { Loop(); }) : std::thread()) {}
 
 DeviceRunner::~DeviceRunner() { End(); }

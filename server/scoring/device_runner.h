@@ -25,6 +25,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "cuda/kv_compute.h"
 #include "proto/support/mutex.h"
 #include "server/base/fair_queue.h"
@@ -44,6 +45,7 @@ class DeviceRunner {
     size_t feature_cache_bytes = 0;
     // The limit of one operation: workspace, signals, and features that are not cached.
     size_t workspace_bytes = 0;
+    absl::Duration time_limit = absl::InfiniteDuration();
     bool thread = true;  // False: it has none, and its owner calls RunNext.
   };
   using Operation = std::shared_ptr<DeviceOperation>;

@@ -56,6 +56,18 @@ absl::Status ScoreWork::CheckWorkspace(const Part& part, size_t unkept_bytes) co
       workspace_limit_bytes_, " (--score-workspace)"));
 }
 
+absl::Status ScoreWork::CheckTime(const DeviceOperation& operation, uint32_t rank) const {
+  double products = 0;
+  for (const SequenceWork& sequence : operation.sequences) products += sequence.shares[rank].plan.products;
+  const double seconds = products / compute_.products_per_second();
+  if (seconds <= absl::ToDoubleSeconds(time_limit_)) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the operation multiplies tokens with ", products,
+                   " numbers of queries, weights or other tokens, about ",
+                   absl::FormatDuration(absl::Trunc(absl::Seconds(seconds), absl::Seconds(1))),
+                   " of this device; the limit is ", absl::FormatDuration(time_limit_), " (--score-time)"));
+}
+
 absl::Status ScoreWork::StageSignals(const Part& part, scorers::Signals* staged) {
   const StagedSignals& signals = part.sequence.signals;
   if (signals.bytes > 0) {
@@ -152,6 +164,7 @@ absl::Status ScoreWork::Score(DeviceOperation* operation, uint32_t rank) {
   outcome->choice = ChoiceOf(*operation);
   const WantedScores wanted = WantedOf(*operation, outcome->choice);
   if (!wanted.any()) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckTime(*operation, rank));
   for (const SequenceWork& sequence : operation->sequences) {
     const Part part{.operation = *operation, .sequence = sequence, .rank = rank};
     RETURN_IF_ERROR(ScoreSequence(part, wanted, outcome));

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "cuda/kv_compute.h"
 #include "server/scoring/device_operation.h"
 #include "server/scoring/feature_cache.h"
@@ -24,13 +25,14 @@ namespace kvpool {
 class ScoreWork {
  public:
   // `compute` outlives this object.
-  ScoreWork(KvCompute* compute, size_t feature_cache_bytes, size_t workspace_bytes)
+  ScoreWork(KvCompute* compute, size_t feature_cache_bytes, size_t workspace_bytes, absl::Duration time_limit)
       : compute_(*compute),
         features_(compute, feature_cache_bytes),
-        workspace_limit_bytes_(workspace_bytes) {}
+        workspace_limit_bytes_(workspace_bytes),
+        time_limit_(time_limit) {}
 
-  // RESOURCE_EXHAUSTED: it needs more workspace than the limit. INVALID_ARGUMENT: the budget is
-  // below what is protected.
+  // RESOURCE_EXHAUSTED: it needs more workspace than the limit, or would multiply for longer. INVALID_ARGUMENT: the
+  // budget is below what is protected.
   absl::Status Score(DeviceOperation* operation, uint32_t rank);
   absl::Status Gather(const DeviceOperation& operation, uint32_t rank);
   FeatureStats feature_stats() const { return features_.stats(); }
@@ -47,11 +49,14 @@ class ScoreWork {
   // Fills records_ and runs_ for the sequence, and counts the blocks that are to be read.
   absl::Status FindFeatures(const Part& part, uint32_t* blocks_read);
   absl::Status Reserve(std::unique_ptr<KvBuffer>* buffer, size_t bytes);
+  // What is under way on a device can't be stopped, and all others wait for it: it is refused before.
+  absl::Status CheckTime(const DeviceOperation& operation, uint32_t rank) const;
   absl::Status CheckWorkspace(const Part& part, size_t unkept_bytes) const;
 
   KvCompute& compute_;
   FeatureCache features_;
   const size_t workspace_limit_bytes_;
+  const absl::Duration time_limit_;
   std::unique_ptr<KvBuffer> staging_;
   std::unique_ptr<KvBuffer>
       unkept_;  // Records of blocks that are not full, or for which the cache has no room.

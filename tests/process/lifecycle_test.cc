@@ -126,6 +126,7 @@ TEST(LifecycleTest, BadCommandLinesNameFlagValueAndLimits) {
       {"--score-queue=0", {"--score-queue", "0", "1"}},
       {"--score-features=lots", {"--score-features", "lots", "GiB"}},
       {"--score-workspace=-1", {"--score-workspace", "-1"}},
+      {"--score-time=0s", {"--score-time", "0s"}},
       {"--no_such_flag", {"kvpoold: no flag --no-such-flag; see --help"}},
       {"--config=/nonexistent.conf", {"--config", "/nonexistent.conf"}},
       {"--capacity=150%", {"--capacity", "150%", "100%"}},

@@ -229,6 +229,33 @@ TEST_F(ScoreBadInputTest, AnOperationBeyondTheWorkspaceSaysWhatItNeeds) {
   Refused(ScoreOp(blocks_), kResourceExhausted, "the limit is 100 (--score-workspace)");
 }
 
+// What others would wait for is refused before it begins.
+TEST_F(ScoreBadInputTest, AnOperationThatWouldMultiplyForLongIsRefused) {
+  options_.score_time_ms = 1;
+  daemon_.reset();
+  hold_.Forget();
+  StartScoring(1);
+  engine_ = OpenScored();
+  const std::vector<uint64_t> many = LeaseWith(engine_.get(), std::vector<float>(30, 1));
+  const auto with_units = [&](size_t units) {
+    v1::Operation operation = ScoreOp(many);
+    operation.mutable_score()->mutable_policy()->set_name("learned_mlp");
+    v1::Signals* const signals = operation.mutable_score()->mutable_signals();
+    signals->set_hidden_dim(1);
+    v1::Signal* const hidden = signals->add_signals();
+    hidden->set_kind(v1::SIGNAL_KIND_HIDDEN);
+    hidden->mutable_data()->set_inlined(std::string(many.size() * kTokens * sizeof(float), 0));
+    v1::Signal* const weights = signals->add_signals();
+    weights->set_kind(v1::SIGNAL_KIND_WEIGHTS);
+    weights->mutable_data()->set_inlined(std::string((3 * units + 1) * sizeof(float), 0));
+    return operation;
+  };
+  EXPECT_EQ(Run(engine_.get(), with_units(1)).code(), 0);
+  // 262,144 weights, 120 tokens, 4 planes
+  Refused(with_units(87381), kResourceExhausted, "1.25829e+08 numbers of queries, weights or other tokens");
+  EXPECT_EQ(Run(engine_.get(), with_units(1)).code(), 0);
+}
+
 TEST_F(ServiceTest, ADeviceThatCannotScoreSaysSo) {
   StartDaemon(1);
   v1::OpenSession request = ScoredRequest();

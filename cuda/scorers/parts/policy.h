@@ -158,6 +158,10 @@ struct PolicyFacts {
   uint64_t (*weight_count)(const Params& params, const KvShape& shape, uint32_t hidden_dim,
                            uint64_t given) = nullptr;
 
+  // Multiplications of a token of one plane beyond a few for each element of its K and V: with weights, with keys of others.
+  // None if null. `shape` has the heads of all ranks.
+  double (*products)(const Params& params, const KvShape& shape, uint64_t weight_count) = nullptr;
+
   constexpr Needs NeedsOf(const Params& values) const {
     return needs_with == nullptr ? needs : needs_with(values);
   }

@@ -55,6 +55,9 @@ struct Criticalkv {
       .default_host = "snapkv",
       .weight_count = [](const Params& params, const KvShape& shape, uint32_t hidden_dim, uint64_t given)
           -> uint64_t { return WholeParts(given, uint64_t{shape.planes()} * shape.v_head_dim); },
+      // Each token is multiplied with all weights of its head.
+      .products = [](const Params& params, const KvShape& shape,
+                     uint64_t weight_count) { return static_cast<double>(weight_count) / shape.planes(); },
   };
 
   template <typename Team>

@@ -65,6 +65,9 @@ struct ExpectedAttention {
         if (params.Is(kUseCovariance, 1)) return WholeParts(given < most ? given : most, both);
         return given % both == 0 ? means : WholeParts(given < most ? given : most, means);
       },
+      // Each token is multiplied with all weights of its head.
+      .products = [](const Params& params, const KvShape& shape,
+                     uint64_t weight_count) { return static_cast<double>(weight_count) / shape.planes(); },
   };
 
   template <typename Team>

@@ -35,6 +35,12 @@ struct Graphkv {
       .needs = kNeedHost | kNeedKeys | kNeedNorms,
       .params = kParams,
       .default_host = "snapkv",
+      .products =
+          [](const Params& params, const KvShape& shape, uint64_t weight_count) {
+            const uint32_t sources =
+                params.Int(kSources) < shape.tokens ? params.Int(kSources) : shape.tokens;
+            return double{params[kRounds]} * sources * shape.k_head_dim;
+          },
   };
 
   template <typename Team>

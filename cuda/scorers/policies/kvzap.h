@@ -54,6 +54,9 @@ struct Kvzap {
         const uint64_t rest = given > layers * heads ? given - layers * heads : 1;
         return layers * ((rest + layers * unit - 1) / (layers * unit) * unit + heads);
       },
+      // Each token is multiplied with all weights of its layer.
+      .products = [](const Params& params, const KvShape& shape,
+                     uint64_t weight_count) { return static_cast<double>(weight_count) / shape.layers; },
   };
 
   template <typename Team>

@@ -43,6 +43,9 @@ struct LearnedMlp {
         const uint64_t units = given > 1 ? (given - 1 + unit - 1) / unit : 1;
         return units * unit + 1;
       },
+      // Each token is multiplied with all weights of its model.
+      .products = [](const Params& params, const KvShape& shape,
+                     uint64_t weight_count) { return static_cast<double>(weight_count); },
   };
 
   template <typename Team>
