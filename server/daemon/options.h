@@ -83,7 +83,7 @@ struct DaemonOptions {
   uint32_t score_threads = 1;  // Cores that a host device computes with. 1 to kMostScoreThreads.
   uint64_t score_features_bytes = 256 << 20;           // Memory of each device for features of full blocks.
   uint64_t score_workspace_bytes = uint64_t{1} << 30;  // Device memory that one operation may use besides.
-  uint64_t score_time_ms = 60 * 1000;                  // Time of a device that one operation may take, by a guess.
+  uint64_t score_time_ms = 60 * 1000;  // Time of a device that one operation may take, by a guess.
   // Operations that may wait for a device; one session may have a quarter of them. 1 to kMostScoreQueue.
   uint32_t score_queue = 4096;
 
