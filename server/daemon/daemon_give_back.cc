@@ -89,10 +89,12 @@ struct Donor {
   uint32_t spare = 0;
   uint64_t slab_bytes = 0;
   uint64_t bytes = 0;  // What it has and is not giving.
-  uint64_t weight = 1;
+  double part = 1;     // Which part of a device is its own (WeightedShares::PartOf).
 
-  // Has it less, for its weight? REQUIRES: a space has less than 2^54 bytes.
-  bool operator<(const Donor& other) const { return bytes * other.weight < other.bytes * weight; }
+  // Has it less, for its part?
+  bool operator<(const Donor& other) const {
+    return static_cast<double>(bytes) * other.part < static_cast<double>(other.bytes) * part;
+  }
 };
 
 // What a space can have, in bytes for each of its ranks: no more than on the device where it is least. What another gives on one
@@ -129,16 +131,21 @@ class OnDevices {
   std::map<size_t, On> devices_;
 };
 
-// What is whose own of devices that several spaces are on, by their weights.
+// What is whose own of devices that several spaces are on, by their weights. A tenant counts as the greatest of its spaces'
+// weights there, so that more spaces do not bring it more, and its part is divided among them.
 class WeightedShares {
  public:
   WeightedShares(const std::vector<std::shared_ptr<Space>>& spaces, const DeviceBudget& budget)
       : budget_(budget) {
     for (const std::shared_ptr<Space>& space : spaces) {
+      const uint64_t weight = WeightOf(*space);
       const std::set<size_t> devices(space->facts.rank_devices.begin(), space->facts.rank_devices.end());
       for (const size_t device : devices) {
         OfDevice& of_device = devices_[device];
-        of_device.weights += WeightOf(*space);
+        OfTenant& of_tenant = of_device.tenants[space->facts.tenant];
+        of_device.weights += weight - std::min(weight, of_tenant.greatest);
+        of_tenant.greatest = std::max(weight, of_tenant.greatest);
+        of_tenant.weights += weight;
         of_device.given = of_device.given || space->weight() > 0;
       }
     }
@@ -151,22 +158,39 @@ class WeightedShares {
       return found != devices_.end() && found->second.given;
     });
   }
+  // Which part of a device is the space's own: above 0, and 1 where nobody else is.
+  double PartOf(const Space& space, size_t device) const {
+    const auto on = devices_.find(device);
+    if (on == devices_.end()) return 1;
+    const auto of_tenant = on->second.tenants.find(space.facts.tenant);
+    if (of_tenant == on->second.tenants.end()) return 1;
+    return static_cast<double>(of_tenant->second.greatest) / static_cast<double>(on->second.weights) *
+           static_cast<double>(WeightOf(space)) / static_cast<double>(of_tenant->second.weights);
+  }
+  // That of the device where it is least.
+  double PartOf(const Space& space) const {
+    double least = 1;
+    for (const size_t device : space.facts.rank_devices) least = std::min(least, PartOf(space, device));
+    return least;
+  }
   // Are so many bytes, on each rank, within the space's own on all of these devices that it is on?
   bool Within(const Space& space, uint64_t bytes, absl::Span<const size_t> devices) const {
     const std::vector<size_t>& all = space.facts.rank_devices;
     return std::all_of(devices.begin(), devices.end(), [&](size_t device) {
       const auto ranks = static_cast<uint64_t>(std::count(all.begin(), all.end(), device));
-      const auto found = devices_.find(device);
-      if (ranks == 0 || found == devices_.end()) return true;
-      const double own = static_cast<double>(budget_.capacity(device)) *
-                         static_cast<double>(WeightOf(space)) / static_cast<double>(found->second.weights);
+      if (ranks == 0) return true;
+      const double own = static_cast<double>(budget_.capacity(device)) * PartOf(space, device);
       return static_cast<double>(bytes * ranks) <= own;
     });
   }
 
  private:
+  struct OfTenant {
+    uint64_t greatest = 0, weights = 0;
+  };
   struct OfDevice {
-    uint64_t weights = 0;
+    std::map<std::string, OfTenant> tenants;
+    uint64_t weights = 0;  // The sum of the tenants' greatest ones.
     bool given = false;
   };
   const DeviceBudget& budget_;
@@ -230,7 +254,9 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, stea
     std::vector<std::shared_ptr<Space>> giving;
     OnDevices coming(facts), possible(facts);
     const uint64_t now = clock_->NowMs();
-    for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
+    const std::vector<std::shared_ptr<Space>> spaces = registry_->Spaces();
+    const WeightedShares shares(spaces, *budget_);
+    for (const std::shared_ptr<Space>& space : spaces) {
       if (space == needy || !IsOnAny(*space, full) || (at_share && space->facts.tenant != facts.tenant))
         continue;
       SpaceLock lock(*space);
@@ -251,7 +277,7 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, stea
                         .spare = spare - pending,
                         .slab_bytes = slab_bytes,
                         .bytes = space->slab_bytes() - std::min(space->slab_bytes(), pending * slab_bytes),
-                        .weight = WeightedShares::WeightOf(*space)});
+                        .part = shares.PartOf(*space)});
     }
     // It is asked for behind those that give: what one of them gave meanwhile would be in neither else.
     const uint64_t room_now = budget_->Room(facts.rank_devices, facts.tenant);
@@ -470,8 +496,7 @@ bool Daemon::LevelAges(const std::shared_ptr<Space>& needy, uint64_t bytes) {
       // What is its own, and is used, it keeps, however long some of it was idle.
       const bool is_above = !shares.Within(*space, space->slab_bytes(), full);
       if (!is_above && (for_reserve || space->state.growth.short_of_blocks())) continue;
-      const Donor donor{
-          .space = space, .bytes = space->slab_bytes(), .weight = WeightedShares::WeightOf(*space)};
+      const Donor donor{.space = space, .bytes = space->slab_bytes(), .part = shares.PartOf(*space)};
       if (is_below && is_above && (!above.has_value() || *above < donor)) above = donor;
     }
     if (for_reserve && !without_sessions) continue;

@@ -710,6 +710,31 @@ TEST_F(GiveBackTest, ASpaceAboveItsWeightedShareGivesFirst) {
   }
 }
 
+// More models do not bring a tenant more: its two have half of its half each. What counts of a tenant is its greatest weight.
+TEST_F(GiveBackTest, ATenantsWeightIsDividedAmongItsSpaces) {
+  Rules("");
+  const auto a = Full(16);
+  std::vector<std::unique_ptr<Engine>> others;
+  for (const std::string name : {"b", "c"}) {
+    others.push_back(Attach(name));
+    v1::OpenSession request = OpenRequest(name);
+    request.set_tenant("two");
+    request.set_guaranteed_blocks(1);
+    ASSERT_TRUE(others.back()->Open(request).ok());
+    others.back()->MapSlabs();
+  }
+  for (size_t space = 0; space < 3; ++space) SetWeight(space, 1);
+  for (const auto& slabs : {std::tuple{8u, 4u, 4u}, {4u, 9u, 3u}}) {
+    for (int round = 0; round < 120; ++round) {
+      Churn(a.get(), "a" + std::to_string(round));
+      for (const auto& other : others) Churn(other.get(), "other" + std::to_string(round));
+      Settle({a.get(), others[0].get(), others[1].get()});
+    }
+    EXPECT_EQ(std::tuple(Space(0).slabs, Space(1).slabs, Space(2).slabs), slabs);
+    SetWeight(1, 3);
+  }
+}
+
 // One slab at a time, it would evict for long what fits into its own.
 TEST_F(GiveBackTest, WhatIsASpacesOwnComesTogether) {
   const auto a = Full(20);
