@@ -360,6 +360,7 @@ absl::Status Daemon::SetShare(const v1::SetShareRequest& request, v1::SetShareRe
                      limit == 0 ? "" : absl::StrCat(" with the limit ", limit)));
   }
   response->set_previous_blocks(std::exchange(give_back.share_blocks, share));
+  space->KeepShares();
   response->set_guaranteed_blocks(share);
   response->set_capacity_blocks(space->state.pool.capacity());
   response->set_limit_blocks(most);

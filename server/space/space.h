@@ -107,6 +107,8 @@ class Space {
   // that succeeded count.
   void BeginOpening(const GiveBack::Terms& of_rule) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void KeepTerms(const GiveBack::Terms& of_rule) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  // For the next daemon: what operators and the rule of the last opening say.
+  void KeepShares() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void EndOpening() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // A match may have content to compare first. For those who have no lock; it is true for a while longer.
   bool may_doubt() const { return may_doubt_.load(std::memory_order_relaxed); }

@@ -102,6 +102,14 @@ RecoveredPool Space::Recover(Inheritance inheritance, std::vector<std::shared_pt
   }
   slab_bytes_.store(bytes, std::memory_order_relaxed);
   SpaceTurn turn(*this);
+  // Before anybody may ask for its memory.
+  const KeptShares shares = table->shares();
+  state.give_back.share_blocks = std::min(shares.share_blocks, facts.geometry.max_blocks - 1);
+  state.give_back.of_operator = {.limit_blocks = shares.operator_limit_blocks,
+                                 .weight = shares.operator_weight};
+  state.give_back.kept = {.limit_blocks = shares.rule_limit_blocks, .weight = shares.rule_weight};
+  state.give_back.of_rule = state.give_back.kept;
+  ApplyTerms();
   // Before the pool forgets which turn was torn.
   for (Resumable& old : inheritance.sessions) {
     for (Resumable::Member& member : old.members) {

@@ -1,9 +1,11 @@
 #include "server/space/space_table.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstring>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -39,6 +41,19 @@ struct Readers {
   // version that it is of trusts only what says by itself that it is not.
   uint32_t had_by;
 };
+
+// Two of them, of which the other one is written, so that a kill in between changes nothing. Zeros where an older build left a gap
+// in front of the pool.
+struct Shares {
+  std::atomic<uint32_t> current;  // 1 or 2; 0: none has been kept.
+  KeptShares of[2];
+};
+static_assert(std::is_standard_layout_v<Shares> && std::atomic<uint32_t>::is_always_lock_free);
+
+uint64_t SharesAt(uint64_t readers_at) {
+  const uint64_t end = readers_at + sizeof(Readers);
+  return (end + alignof(Shares) - 1) / alignof(Shares) * alignof(Shares);
+}
 
 // FNV-1a: it is to find damage, not an enemy, who could write a right one.
 uint64_t ChecksumOf(std::string_view bytes) {
@@ -94,7 +109,7 @@ absl::StatusOr<std::unique_ptr<SpaceTable>> SpaceTable::Make(const SpaceFacts& f
   const Readers readers{.oldest = kOldestTableReader, .had_by = 0};
   std::string behind = facts.tenant + bytes;
   behind.append(reinterpret_cast<const char*>(&readers.oldest), sizeof(readers.oldest));
-  const uint64_t end = sizeof(header) + behind.size() + sizeof(readers.had_by);
+  const uint64_t end = SharesAt(sizeof(header) + behind.size() - sizeof(readers.oldest)) + sizeof(Shares);
   header.pool_at = (end + kPoolAlignment - 1) / kPoolAlignment * kPoolAlignment;
   header.checksum = ChecksumOf(header, behind);
   ASSIGN_OR_RETURN(
@@ -157,8 +172,24 @@ absl::Status SpaceTable::Read() {
   tenant_scope_ = std::string(behind.substr(0, header.tenant_bytes));
   hash_seed_ = std::string(header.hash_seed, kSeedBytes);
   pool_at_ = header.pool_at;
+  if (SharesAt(readers_at) + sizeof(Shares) <= pool_at_) shares_at_ = SharesAt(readers_at);
   sessions_ = header.sessions;
   return absl::OkStatus();
+}
+
+KeptShares SpaceTable::shares() const {
+  if (shares_at_ == 0) return {};
+  const auto& shares = *reinterpret_cast<const Shares*>(memory_.data() + shares_at_);
+  const uint32_t current = shares.current.load(std::memory_order_acquire);
+  return current == 1 || current == 2 ? shares.of[current - 1] : KeptShares();
+}
+
+void SpaceTable::KeepShares(const KeptShares& kept) {
+  if (shares_at_ == 0) return;
+  auto& shares = *reinterpret_cast<Shares*>(memory_.data() + shares_at_);
+  const uint32_t next = shares.current.load(std::memory_order_relaxed) == 1 ? 2 : 1;
+  shares.of[next - 1] = kept;
+  shares.current.store(next, std::memory_order_release);
 }
 
 uint32_t SpaceTable::sealed_blocks() const {

@@ -5,6 +5,7 @@
 //   tenant    its scope
 //   opening   the OpenSession that made the space, without its token
 //   readers   the oldest version that reads this, and the oldest that has had it since
+//   shares    what operators and rules say of the space's part of a device; absent in tables of builds that did not keep it
 //   pool      server/pool/pool_table.h; from version 7 on with sums of content
 //
 // A daemon reads its own version and the one before. It also reads the next one, if that says so: then all that it knows is
@@ -42,6 +43,16 @@ struct TableVersion {
   uint32_t oldest_reader = kOldestTableReader;
 };
 
+// What may change of a space's part of its devices while it lives (GiveBack).
+struct KeptShares {
+  uint32_t share_blocks = 0;
+  uint32_t operator_limit_blocks = 0;
+  uint32_t operator_weight = 0;
+  uint32_t rule_limit_blocks = 0;
+  uint32_t rule_weight = 0;
+  bool operator==(const KeptShares&) const = default;
+};
+
 class SpaceTable {
  public:
   // `sessions` at once have room for their holds.
@@ -58,6 +69,12 @@ class SpaceTable {
   const v1::OpenSession& opening() const { return opening_; }
   // Of the build that made it, whoever has had it since.
   const TableVersion& version() const { return version_; }
+
+  // The last ones that were kept, whole, whenever the daemon was killed; zeros if none were. A table that an older build has had
+  // since may have those of before.
+  KeptShares shares() const;
+  // Does nothing in a table without room for them. One call at a time.
+  void KeepShares(const KeptShares& shares);
 
   int fd() const { return memory_.fd(); }
   // In its pool, as far as their records say so: all of them are looked at.
@@ -76,6 +93,7 @@ class SpaceTable {
   std::string tenant_scope_, hash_seed_;
   v1::OpenSession opening_;
   uint64_t pool_at_ = 0;
+  uint64_t shares_at_ = 0;  // 0: there is no room for them.
   uint32_t sessions_ = 0;
   bool has_sums_ = false;
 };

@@ -429,6 +429,45 @@ TEST_F(RecoveryTest, WhatWasGivenBackIsGoneAndWhatMovedIsFound) {
   EXPECT_GT(third->opened.session(), second->opened.session()) << "the daemon's own holds are no session's";
 }
 
+// Else an idle model would lose its share to whoever opens next, after an upgrade of which nobody knows.
+TEST_F(RecoveryTest, SharesOutliveTheDaemonAsTheyWereLastSet) {
+  options_.access =
+      MakeAccess("[rule]\nuid = *\nrole = engine\ntenant = *\nweight = 7\nspace-blocks = 900\n");
+  ASSERT_TRUE(Start().ok());
+  Sleeper process;
+  auto engine = Open(process.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  engine->Seal(engine->Lease(3), Keys("k", 3));
+  const auto share = [&](const v1::SetShareRequest& changes, bool keep_guaranteed) {
+    v1::ListSpacesResponse spaces;
+    EXPECT_TRUE(daemon_->ListSpaces({}, &spaces).ok());
+    v1::SetShareRequest request = changes;
+    request.set_space(spaces.spaces(0).space());
+    request.set_keep_guaranteed(keep_guaranteed);
+    v1::SetShareResponse response;
+    EXPECT_TRUE(daemon_->SetShare(request, &response).ok());
+    return response;
+  };
+  const uint64_t limit_of_rule = share({}, true).limit_blocks();
+  Kill();
+  ASSERT_TRUE(Start().ok());
+  EXPECT_EQ(share({}, true).weight(), 7) << "the rule's";
+  EXPECT_EQ(share({}, true).limit_blocks(), limit_of_rule);
+  for (const uint32_t blocks : {11u, 12u, 0u}) {
+    v1::SetShareRequest request;
+    request.set_guaranteed_blocks(blocks);
+    request.set_weight(blocks);
+    request.set_limit_blocks(40 * blocks);
+    const v1::SetShareResponse set = share(request, false);
+    Kill();
+    ASSERT_TRUE(Start().ok());
+    const v1::SetShareResponse kept = share({}, true);
+    EXPECT_EQ(kept.guaranteed_blocks(), blocks);
+    EXPECT_EQ(kept.weight(), set.weight());
+    EXPECT_EQ(kept.limit_blocks(), set.limit_blocks());
+  }
+}
+
 // A pinned system prompt is worth most when everybody comes back at once.
 TEST_F(RecoveryTest, WhatWasPinnedStaysPinned) {
   ASSERT_TRUE(Start().ok());
