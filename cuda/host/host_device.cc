@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -84,6 +85,12 @@ class HostSlab : public Slab {
   absl::StatusOr<IpcHandle> ipc_handle() const override {
     return absl::FailedPreconditionError(
         "host slabs are handed over as file descriptors, not as IPC handles");
+  }
+  void Discard() override {
+    if (::fallocate(memory_.fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+                    static_cast<off_t>(bytes())) != 0) {
+      std::fprintf(stderr, "kvpool: discarding a slab of %zu bytes: %s\n", bytes(), std::strerror(errno));
+    }
   }
 
  private:

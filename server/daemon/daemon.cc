@@ -193,7 +193,7 @@ Daemon::~Daemon() {
       space->state.growth.Close();
       space->state.sessions.outbox().Clear();
     }
-    space->DestroySlabs();
+    space->DestroySlabs(Space::Slabs::kStayWithOthers);
   }
 }
 
@@ -528,7 +528,7 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space, const Standing& stan
 }
 
 void Daemon::Destroy(Space* closing) {
-  closing->DestroySlabs();
+  closing->DestroySlabs(Space::Slabs::kClosed);
   registry_->Closed(*closing);
 }
 

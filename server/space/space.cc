@@ -282,7 +282,7 @@ absl::Status Space::MakeSlab(Settlement* settlement) {
       return absl::OkStatus();
     }
   }
-  DestroyRow(*std::move(row));
+  DestroyRow(*std::move(row), Slabs::kStayWithOthers);
   return closed();
 }
 
@@ -319,7 +319,7 @@ GiveBack::Next Space::GiveBackStep(Settlement* settlement) {
   if (!row.has_value()) return next;
   const uint64_t bytes = row->bytes;
   slab_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
-  DestroyRow(*std::move(row));
+  DestroyRow(*std::move(row), Slabs::kClosed);
   LogInfo("slab given back", {{"space", facts.id}, {"bytes", bytes}, {"ranks", facts.devices.size()}});
   SpaceLock lock(*this);
   state.give_back.OnDestroyed();
@@ -376,16 +376,19 @@ absl::Status Space::KeepRow(uint32_t slab, SlabRow* row) {
   return absl::OkStatus();
 }
 
-void Space::DestroyRow(SlabRow row) {
+void Space::DestroyRow(SlabRow row, Slabs slabs) {
   const uint64_t bytes = row.bytes;
-  row.by_rank.clear();
-  // While the keeper holds it, the memory is not free.
+  // While the keeper holds it, the memory is not free, and the next daemon would find it.
   row.kept.clear();
   if (keeper_ != nullptr) keeper_->AwaitDropped();
+  if (slabs == Slabs::kClosed) {
+    for (const std::shared_ptr<Slab>& slab : row.by_rank) slab->Discard();
+  }
+  row.by_rank.clear();
   budget_->Give(facts.rank_devices, facts.tenant, bytes);
 }
 
-void Space::DestroySlabs() {
+void Space::DestroySlabs(Slabs slabs) {
   MutexLock growth(&growth_mu);
   std::vector<SlabRow> rows;
   {
@@ -394,7 +397,7 @@ void Space::DestroySlabs() {
     slab_bytes_.store(0, std::memory_order_relaxed);
   }
   kept_table_ = Kept();
-  for (SlabRow& row : rows) DestroyRow(std::move(row));
+  for (SlabRow& row : rows) DestroyRow(std::move(row), slabs);
 }
 
 }  // namespace kvpool

@@ -88,7 +88,9 @@ class Space {
   // Gives back what sessions of an earlier daemon held whose processes have ended.
   void CollectOldSessions() ABSL_LOCKS_EXCLUDED(mu);
   // Destroys the slabs of a closed space. When it returns they are gone, whichever thread destroyed them.
-  void DestroySlabs() ABSL_LOCKS_EXCLUDED(growth_mu, mu);
+  // Closed: no process has them mapped, and they are not to be found by the next daemon.
+  enum class Slabs : bool { kStayWithOthers, kClosed };
+  void DestroySlabs(Slabs slabs) ABSL_LOCKS_EXCLUDED(growth_mu, mu);
 
   // The bytes of all slabs on one rank. Reading them takes no lock, so a caller that sums over many spaces
   // does not wait for each one's verbs.
@@ -143,7 +145,7 @@ class Space {
   void ExpectBlocks(uint32_t blocks) ABSL_NO_THREAD_SAFETY_ANALYSIS { state.pool.Expect(blocks); }
   // From its return on the next daemon finds the slab.
   absl::Status KeepRow(uint32_t slab, SlabRow* row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growth_mu);
-  void DestroyRow(SlabRow row);
+  void DestroyRow(SlabRow row, Slabs slabs);
   absl::Status CopyAll(absl::Span<const GiveBack::Copy> copies);
   absl::Status SendFrame(OutgoingFrame out);
   // Whether the session goes on.

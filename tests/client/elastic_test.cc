@@ -30,9 +30,10 @@ constexpr uint32_t kChain = 5;
 constexpr uint32_t kChains = 200;
 constexpr uint32_t kHot = kChains / 10;
 constexpr int kRounds = KVPOOL_SANITIZED ? 3 : 10;
-// From its opening on a model is to have its guarantee within so long. A second is what is promised, and the test says how long
-// it took; of a machine that has other things to do it asks less.
-constexpr auto kGuaranteeIsThere = std::chrono::seconds(KVPOOL_SANITIZED ? 20 : 5);
+// From its opening on a model is to have its guarantee within a second, which is asked of most rounds: a machine that has other
+// things to do may hold up one of them.
+constexpr auto kGuaranteeIsThere = std::chrono::seconds(KVPOOL_SANITIZED ? 5 : 1);
+constexpr auto kGuaranteeIsLate = std::chrono::seconds(KVPOOL_SANITIZED ? 20 : 5);
 // What an operator keeps for the idle model: eight slabs, of the nine that the busy one leaves.
 constexpr uint32_t kShare = 500;
 constexpr uint32_t kGuarantee = 1000;
@@ -152,7 +153,7 @@ TEST_F(ElasticTest, TwoModelsInTurnOnMemoryForOneAndAHalf) {
   ASSERT_NE(a, nullptr);
   const uint64_t epoch = Epoch();
   ASSERT_NO_FATAL_FAILURE(KeepFor(*a, kShare));
-  steady_clock::duration longest{0};
+  std::vector<steady_clock::duration> openings;
   uint32_t least = kHot * kChain, least_slabs = UINT32_MAX;
   for (int round = 0; round < kRounds; ++round) {
     ASSERT_NO_FATAL_FAILURE(Work(a.get())) << round;
@@ -164,8 +165,8 @@ TEST_F(ElasticTest, TwoModelsInTurnOnMemoryForOneAndAHalf) {
     const auto b = Open(options);
     const auto took = steady_clock::now() - began;
     ASSERT_NE(b, nullptr) << round;
-    EXPECT_LT(took, kGuaranteeIsThere) << round;
-    longest = std::max(longest, took);
+    EXPECT_LT(took, kGuaranteeIsLate) << round;
+    openings.push_back(took);
     auto all = b->LeaseWithin(kGuarantee, Soon());
     ASSERT_TRUE(all.ok()) << all.status();
     for (const BlockRef block : all->refs()) {
@@ -188,9 +189,15 @@ TEST_F(ElasticTest, TwoModelsInTurnOnMemoryForOneAndAHalf) {
     least = std::min(least, Found(a.get(), 0, kHot));
     all->Release();
   }
+  std::ranges::sort(openings);
+  const steady_clock::duration middle = openings[openings.size() / 2];
   std::printf(
-      "longest opening %.1f ms; of %u hot blocks %u at least were there after it, in %u slabs or more\n",
-      std::chrono::duration<double, std::milli>(longest).count(), kHot * kChain, least, least_slabs);
+      "an opening %.1f ms in the middle, %.1f ms at most; of %u hot blocks %u at least were there after it, "
+      "in %u slabs or "
+      "more\n",
+      std::chrono::duration<double, std::milli>(middle).count(),
+      std::chrono::duration<double, std::milli>(openings.back()).count(), kHot * kChain, least, least_slabs);
+  EXPECT_LT(middle, kGuaranteeIsThere);
   EXPECT_GE(least, kHot * kChain * 9 / 10);
   EXPECT_GT(least_slabs * kSlabBlocks, kShare);
   EXPECT_EQ(Epoch(), epoch) << "the daemon was started again";

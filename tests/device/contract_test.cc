@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -237,6 +238,25 @@ TEST_F(DeviceContract, ASlabThatItsOwnerGaveUpStaysWithTheMember) {
   Write(slab->address(), kWord);
   slab.reset();
   EXPECT_EQ(Read(member->base()), kWord);
+}
+
+// What a forked child of an engine still maps, or a peer kept open, costs no memory and shows nothing.
+TEST_F(DeviceContract, HostMemoryThatIsDiscardedIsGoneWhoeverKeptIt) {
+  std::unique_ptr<Slab> slab = MakeSlab(granule_);
+  const std::unique_ptr<MemberMemory> member = Reserve({.reserve_bytes = granule_});
+  const UniqueFd kept = Export(*slab);
+  ASSERT_TRUE(member->MapSlab(Export(*slab), 0, granule_).ok());
+  Write(slab->address(), kWord);
+  slab->Discard();
+  if (device().id() != "host") {
+    EXPECT_EQ(Read(member->base()), kWord) << "a GPU's stays";
+    return;
+  }
+  slab.reset();
+  struct stat status;
+  ASSERT_EQ(::fstat(kept.get(), &status), 0);
+  EXPECT_EQ(status.st_blocks, 0);
+  EXPECT_EQ(Read(member->base()), 0u);
 }
 
 TEST_F(DeviceContract, FdsOfTheWrongKindAreRefusedAndClosed) {

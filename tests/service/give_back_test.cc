@@ -428,7 +428,11 @@ TEST_F(GiveBackTest, MemoryIsFreeWhenAllHaveUnmappedIt) {
   daemon_->OnSlabLeft(a->id, left);
   daemon_->HousekeepOnce();
   EXPECT_EQ(scripts_[0]->alive, 2);
+  EXPECT_EQ(scripts_[0]->discarded, 1);
   EXPECT_TRUE(OpenB(10, &b).ok());
+  daemon_.reset();
+  EXPECT_EQ(scripts_[0]->alive, 0);
+  EXPECT_EQ(scripts_[0]->discarded, 1) << "engines may map the others still";
 }
 
 TEST_F(GiveBackTest, ASlabThatAMemberDoesNotUnmapInTimeIsTheSpacesAgain) {

@@ -35,6 +35,7 @@ class MemorySlab final : public Slab {
     if (script_.on_destroy) script_.on_destroy();
     --script_.alive;
   }
+  void Discard() override { ++script_.discarded; }
   size_t bytes() const override { return bytes_; }
   uint64_t address() const override { return reinterpret_cast<uint64_t>(memory_.get()); }
   absl::StatusOr<UniqueFd> Export() const override {

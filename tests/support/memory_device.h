@@ -21,6 +21,7 @@ class MemoryDevice final : public Device {
     std::atomic<bool> lost{false};         // Everything fails, like on a GPU whose context is gone.
     std::atomic<bool> fail_export{false};  // Exports fail, like at the limit of open files.
     std::atomic<int> alive{0};             // Slabs that exist.
+    std::atomic<int> discarded{0};         // Slabs that went back to the system, whoever has them.
     std::atomic<char*> memory{nullptr};    // Where the last slab lies.
     std::string uuid_bytes;                // Empty: it is host memory.
     std::function<void()> on_make;         // Runs inside MakeSlab, which it can slow down.
