@@ -16,6 +16,7 @@
 #include "cuda/lab/staged_sequence.h"
 #include "cuda/scorers/parts/element.h"
 #include "cuda/scorers/parts/order.h"
+#include "cuda/scorers/policies/fast_kvzip.h"
 #include "cuda/scorers/select.h"
 #include "proto/support/status_macros.h"
 #include "tests/scorers/sequence.h"
@@ -254,6 +255,38 @@ TEST_F(ComputeTest, GatesOverHiddenStates) {
         ExpectSame(sequence.kv(), signals.s, "fast_kvzip",
                    {{"dim", std::to_string(dim)}, {"bases", std::to_string(bases)}});
       }
+    }
+  }
+}
+
+// A rank with the last two heads of three reads its heads' part of the model's weights.
+TEST_F(ComputeTest, ARankReadsTheGatesOfItsHeads) {
+  const Sequence sequence({.layers = 2, .tokens = 21, .heads = 3});
+  const KvView& all = sequence.kv();
+  KvView part = all;
+  part.shape.kv_heads = 2;
+  part.k.offset_bytes += part.k.head_stride_bytes;
+  part.v.offset_bytes += part.v.head_stride_bytes;
+  constexpr uint32_t kHiddenDim = 6, kGroup = 2;
+  Random random(3);
+  std::vector<float> hidden(size_t{all.shape.layers} * all.shape.tokens * kHiddenDim);
+  for (float& x : hidden) x = static_cast<float>(random.Normal());
+  std::vector<float> weights(size_t{all.shape.layers} * (GateFloats(16, 16, 3, kHiddenDim) +
+                                                         3 * kGroup * GateFloatsOfQueryHead(16, kHiddenDim)));
+  for (float& x : weights) x = static_cast<float>(random.Normal() / 4);
+  Signals signals;
+  signals.hidden = {.values = hidden.data(), .layer_stride = uint64_t{all.shape.tokens} * kHiddenDim};
+  signals.hidden_dim = kHiddenDim;
+  signals.weights = {.values = weights.data()};
+  signals.weight_count = weights.size();
+  const auto of_all = ScoreOn(&compute(), all, signals, "fast_kvzip", {}, {.scope = Scope::kHead});
+  const auto of_part = ScoreOn(&compute(), part, signals, "fast_kvzip", {},
+                               {.scope = Scope::kHead, .model_heads = 3, .first_model_head = 1});
+  ASSERT_TRUE(of_all.ok() && of_part.ok()) << of_all.status() << of_part.status();
+  const uint32_t tokens = all.shape.tokens;
+  for (uint32_t layer = 0; layer < all.shape.layers; ++layer) {
+    for (uint32_t i = 0; i < 2 * tokens; ++i) {
+      EXPECT_EQ(of_part->tokens[layer * 2 * tokens + i], of_all->tokens[(layer * 3 + 1) * tokens + i]);
     }
   }
 }
