@@ -1,5 +1,6 @@
 #include "cuda/lab/evaluate.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -55,14 +56,39 @@ void Append(std::vector<uint32_t> victims, uint32_t items, Choice* choice) {
   choice->kept.push_back(std::move(kept));
 }
 
-// Chooses the `count` lowest of each row, or as many on average where the rows of a layer, its `heads`, share a budget.
-absl::Status Choose(const std::vector<float>& scores, const Chosen& chosen, uint32_t heads,
+// How many leave of each row: `count`, or what a curve says of its head.
+absl::StatusOr<std::vector<uint32_t>> CountsOf(const Problem& problem, const Chosen& chosen,
+                                               const Options& options, uint32_t rows) {
+  std::vector<uint32_t> counts(rows, chosen.count);
+  if (options.heads != HeadBudgets::kCurve || chosen.count == 0) return counts;
+  const auto items = static_cast<uint32_t>(chosen.marks.size());
+  const uint32_t heads = problem.kv().shape.kv_heads;
+  if (problem.budget_curve().empty()) {
+    return absl::InvalidArgumentError("--heads=curve needs budget_curve, not given");
+  }
+  const absl::Span<const float> lost = problem.BudgetCurveAt(static_cast<double>(chosen.count) / items);
+  const auto protected_items =
+      static_cast<uint32_t>(items - std::count(chosen.marks.begin(), chosen.marks.end(), 0));
+  for (uint32_t first = 0; first < rows; first += heads) {
+    const std::vector<uint32_t> kept =
+        scorers::KeptByShares(lost.subspan(first, heads), items, std::max(1u, protected_items));
+    for (uint32_t head = 0; head < heads; ++head) counts[first + head] = items - kept[head];
+  }
+  return counts;
+}
+
+// Chooses the `count` lowest of each row, as many on average where the rows of a layer, its heads, share a budget, or what a
+// curve says of each.
+absl::Status Choose(const Problem& problem, const std::vector<float>& scores, const Chosen& chosen,
                     const Options& options, Choice* choice) {
   const auto items = static_cast<uint32_t>(chosen.marks.size());
+  const uint32_t heads = problem.kv().shape.kv_heads;
+  if (options.heads != HeadBudgets::kUniform && options.scope != scorers::Scope::kHead) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--heads=", options.heads == HeadBudgets::kAda ? "ada" : "curve",
+                     " needs --scope=head: rows of heads share a budget"));
+  }
   if (options.heads == HeadBudgets::kAda) {
-    if (options.scope != scorers::Scope::kHead) {
-      return absl::InvalidArgumentError("--heads=ada needs --scope=head: rows of heads share a budget");
-    }
     for (uint32_t first = 0; first < choice->scores.rows; first += heads) {
       ASSIGN_OR_RETURN(
           std::vector<std::vector<uint32_t>> victims,
@@ -73,11 +99,13 @@ absl::Status Choose(const std::vector<float>& scores, const Chosen& chosen, uint
     }
     return absl::OkStatus();
   }
+  ASSIGN_OR_RETURN(const std::vector<uint32_t> counts,
+                   CountsOf(problem, chosen, options, choice->scores.rows));
   std::vector<uint64_t> keys(items);
   for (size_t row = 0; row < choice->scores.rows; ++row) {
-    std::vector<uint32_t> victims(chosen.count);
+    std::vector<uint32_t> victims(counts[row]);
     RETURN_IF_ERROR(scorers::SelectVictims(absl::MakeConstSpan(scores).subspan(row * items, items),
-                                           chosen.marks, chosen.count, absl::MakeSpan(keys),
+                                           chosen.marks, counts[row], absl::MakeSpan(keys),
                                            absl::MakeSpan(victims)));
     Append(std::move(victims), items, choice);
   }
@@ -130,7 +158,7 @@ absl::StatusOr<Choice> Prune(const Problem& problem, const BoundPolicy& policy, 
   scorers::MarkProtectedBlocks(
       scorers::ProtectionOf(policy, shape, problem.signals().window.own_tokens(), budget), {}, shape,
       absl::MakeSpan(chosen.marks));
-  RETURN_IF_ERROR(Choose(choice.scores.blocks, chosen, shape.kv_heads, options, &choice));
+  RETURN_IF_ERROR(Choose(problem, choice.scores.blocks, chosen, options, &choice));
   return choice;
 }
 
@@ -145,7 +173,7 @@ absl::StatusOr<Choice> Compact(const Problem& problem, const BoundPolicy& policy
   scorers::MarkProtectedTokens(
       scorers::ProtectionOf(policy, shape, problem.signals().window.own_tokens(), budget), {}, shape,
       absl::MakeSpan(chosen.marks));
-  RETURN_IF_ERROR(Choose(choice.scores.tokens, chosen, shape.kv_heads, options, &choice));
+  RETURN_IF_ERROR(Choose(problem, choice.scores.tokens, chosen, options, &choice));
   return choice;
 }
 

@@ -19,6 +19,7 @@ namespace kvpool::lab {
 enum class HeadBudgets : uint8_t {
   kUniform,  // each keeps as many
   kAda,      // scorers::SelectShared
+  kCurve,    // scorers::KeptByShares of the input's budget_curve
 };
 
 struct Options {
@@ -56,8 +57,8 @@ struct Choice {
   std::vector<std::vector<uint32_t>> victims;
   std::vector<std::vector<uint32_t>> kept;
 };
-// INVALID_ARGUMENT: there is no budget, it is below the number of protected ones, or heads are to share it in another
-// scope than theirs.
+// INVALID_ARGUMENT: there is no budget, it is below the number of protected ones, heads are to share it in another
+// scope than theirs, or by a curve that the input has not.
 absl::StatusOr<Choice> Prune(const Problem& problem, const scorers::BoundPolicy& policy,
                              const Options& options);
 absl::StatusOr<Choice> Compact(const Problem& problem, const scorers::BoundPolicy& policy,

@@ -52,9 +52,10 @@ void AddFlags(Arguments* a, Flags* flags) {
              "tokens that shall stay; of budgets: the mean per layer");
   flags->Add("tokens-per-block", &a->tokens_per_block, {.max = 4096}, "else the input's, else 16");
   flags->Add("scope", &a->scope, "sequence, layer or head: what one decision is for");
-  flags->Add(
-      "heads", &a->heads,
-      "uniform, or ada: with --scope=head the heads of a layer share its budget by their scores (AdaKV)");
+  flags->Add("heads", &a->heads,
+             "uniform, or with --scope=head: ada, the heads of a layer share its budget by their scores "
+             "(AdaKV); curve, by "
+             "budget_curve of the input (LU-KV)");
   flags->Add("safeguard", &a->safeguard, 1, "of ada: the share of its budget that each head keeps at least");
   flags->Add("over-tokens", &a->over_tokens, "mean, sum, max or p90: tokens of a block to its score");
   flags->Add("over-heads", &a->over_heads, "mean or max");
@@ -87,7 +88,7 @@ absl::StatusOr<Options> OptionsOf(const Arguments& a) {
                   .tokens_per_block = static_cast<uint32_t>(a.tokens_per_block),
                   .threads = static_cast<uint32_t>(a.threads)};
   RETURN_IF_ERROR(PickChoice("scope", a.scope, {"sequence", "layer", "head"}, &options.scope));
-  RETURN_IF_ERROR(PickChoice("heads", a.heads, {"uniform", "ada"}, &options.heads));
+  RETURN_IF_ERROR(PickChoice("heads", a.heads, {"uniform", "ada", "curve"}, &options.heads));
   RETURN_IF_ERROR(
       PickChoice("over-tokens", a.over_tokens, {"mean", "sum", "max", "p90"}, &options.over_tokens));
   RETURN_IF_ERROR(PickChoice("over-heads", a.over_heads, {"mean", "max"}, &options.over_heads));

@@ -19,6 +19,7 @@ using scorers::SignalFacts;
 using scorers::SignalShape;
 
 constexpr uint32_t kTokensPerBlock = 16;
+constexpr uint32_t kCurveBudgets = 99;
 
 const Tensor* FindAny(const Tensors& tensors, const std::vector<const char*>& names) {
   for (const char* name : names) {
@@ -108,7 +109,33 @@ absl::StatusOr<std::unique_ptr<Problem>> Problem::Make(const Tensors& tensors, c
   RETURN_IF_ERROR(problem->TakeSignals(tensors));
   RETURN_IF_ERROR(problem->TakeActivations(tensors));
   RETURN_IF_ERROR(problem->TakeHiddenAndWeights(tensors));
+  RETURN_IF_ERROR(problem->TakeBudgetCurve(tensors));
   return problem;
+}
+
+absl::Status Problem::TakeBudgetCurve(const Tensors& tensors) {
+  const Tensor* const curve = tensors.Find("budget_curve");
+  if (curve == nullptr) return absl::OkStatus();
+  std::vector<uint64_t> wanted = {kv_.shape.layers, kv_.shape.kv_heads};
+  if (curve->shape.size() == 3) wanted.insert(wanted.begin(), kCurveBudgets);
+  if (curve->shape != wanted) {
+    return WrongShape(
+        "budget_curve", *curve,
+        absl::StrCat("[", kv_.shape.layers, ", ", kv_.shape.kv_heads, "], or ", kCurveBudgets, " of these"));
+  }
+  for (const double share : curve->values) {
+    if (share >= 0 && share <= 1) continue;
+    return absl::InvalidArgumentError(absl::StrCat("budget_curve has ", share, ", must be 0 to 1"));
+  }
+  budget_curve_.assign(curve->values.begin(), curve->values.end());
+  return absl::OkStatus();
+}
+
+absl::Span<const float> Problem::BudgetCurveAt(double leaving) const {
+  const size_t planes = kv_.shape.planes();
+  if (budget_curve_.size() == planes) return budget_curve_;
+  const double percent = std::clamp(std::nearbyint(leaving * 100), 1.0, double{kCurveBudgets});
+  return absl::MakeConstSpan(budget_curve_).subspan((static_cast<size_t>(percent) - 1) * planes, planes);
 }
 
 absl::Status Problem::FindShape(const Tensors& tensors, const Overrides& overrides) {

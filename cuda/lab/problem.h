@@ -12,6 +12,8 @@
 //                            last_attended, interval and hits
 //   hidden                   [token][dim], [layer][token][dim]
 //   weights                  any; or W1, b1, w2, b2 of learned_mlp
+//   budget_curve             [layer][head], [99][layer][head]: the share of its tokens that each head loses; of 99, those of
+//                            budgets with which 1 % to 99 % leave
 //   tokens_per_block (B), budget (C), scale, now
 //
 // Where attention rows are given, mass, mass_square, latest and peak are computed from them unless given too.
@@ -25,6 +27,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "cuda/lab/tensor.h"
 #include "cuda/scorers/parts/kv_view.h"
 #include "cuda/scorers/parts/signals.h"
@@ -43,6 +46,9 @@ class Problem {
   const scorers::Signals& signals() const { return signals_; }
   bool has_keys() const { return has_keys_; }
   uint32_t budget_tokens() const { return budget_tokens_; }  // 0: the file has none
+  const std::vector<float>& budget_curve() const { return budget_curve_; }
+  // [layer][head]: the shares for a budget with which the share `leaving` leaves. REQUIRES: there is a curve.
+  absl::Span<const float> BudgetCurveAt(double leaving) const;
 
  private:
   Problem() = default;
@@ -53,6 +59,7 @@ class Problem {
   absl::Status TakeSignals(const Tensors& tensors);
   absl::Status TakeActivations(const Tensors& tensors);
   absl::Status TakeHiddenAndWeights(const Tensors& tensors);
+  absl::Status TakeBudgetCurve(const Tensors& tensors);
   std::vector<float>* NewBuffer(size_t floats);
 
   std::vector<std::unique_ptr<std::vector<float>>> buffers_;
@@ -60,6 +67,7 @@ class Problem {
   scorers::KvView kv_;
   scorers::Signals signals_;
   uint32_t budget_tokens_ = 0;
+  std::vector<float> budget_curve_;
   bool has_keys_ = false;
 };
 

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -100,6 +101,16 @@ uint32_t FirstReducedLayer(const ScoreRequest& request) {
   return skipped < request.shape.layers ? skipped : 0;
 }
 
+// What the policy and its host want of scratch, one after the other; a multiple of 64 bytes.
+uint64_t OwnScratchFloats(const BoundPolicy& policy, const KvShape& shape) {
+  const auto wanted = [&](const PolicyFacts& facts, const Params& params) {
+    return facts.scratch_floats == nullptr ? 0 : facts.scratch_floats(params, shape);
+  };
+  const uint64_t own = wanted(policy.facts(), policy.params);
+  const uint64_t host = policy.has_host() ? wanted(FactsOf(policy.host), policy.host_params) : 0;
+  return (std::max(own, host) + 15) / 16 * 16;
+}
+
 // Hands out aligned pieces of the workspace, or only counts their bytes where the start is 0.
 class Arranger {
  public:
@@ -148,7 +159,7 @@ uint64_t Arrange(const ScorePlan& plan, const QueryWindow& window, uint64_t work
   c->plane_scores = from.Take<float>(true, plane_tokens);
   c->row_scores = from.Take<float>(true, uint64_t{plan.rows} * shape.tokens);
   c->own_blocks = from.Take<float>(true, planes * shape.blocks());
-  c->scratch_floats = (ScratchFloats(shape) + 15) / 16 * 16;
+  c->scratch_floats = ScratchFloats(shape) + OwnScratchFloats(plan.request.policy, shape);
   c->scratch = from.Take<float>(true, scratches * c->scratch_floats);
   return from.next() - workspace;
 }

@@ -1,7 +1,9 @@
 #include "cuda/scorers/select.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "cuda/scorers/parts/order.h"
@@ -131,6 +133,30 @@ absl::StatusOr<std::vector<std::vector<uint32_t>>> SelectShared(const float* sco
   }
   for (std::vector<uint32_t>& of : victims) std::sort(of.begin(), of.end());
   return victims;
+}
+
+std::vector<uint32_t> KeptByShares(absl::Span<const float> lost, uint32_t items, uint32_t least) {
+  const auto heads = static_cast<uint32_t>(lost.size());
+  std::vector<float> remainders(heads);
+  std::vector<uint32_t> kept(heads);
+  float sum = 0;
+  uint64_t whole = 0;
+  for (uint32_t head = 0; head < heads; ++head) {
+    const float ideal = std::clamp(1 - lost[head], 0.0f, 1.0f) * static_cast<float>(items);
+    kept[head] = static_cast<uint32_t>(ideal);
+    remainders[head] = ideal - static_cast<float>(kept[head]);
+    sum += ideal;
+    whole += kept[head];
+  }
+  const auto rounded = static_cast<uint64_t>(std::nearbyint(sum));
+  const uint64_t more = rounded > whole ? std::min<uint64_t>(rounded - whole, heads) : 0;
+  std::vector<uint32_t> order(heads);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](uint32_t a, uint32_t b) { return remainders[a] > remainders[b]; });
+  for (uint64_t i = 0; i < more; ++i) ++kept[order[i]];
+  for (uint32_t& of_head : kept) of_head = std::clamp(of_head, least, items);
+  return kept;
 }
 
 absl::Status CheckCandidates(absl::Span<const uint8_t> protected_marks, uint32_t count) {

@@ -55,6 +55,11 @@ uint32_t LeastKept(uint32_t kept, double safeguard);
 absl::StatusOr<std::vector<std::vector<uint32_t>>> SelectShared(const float* scores,
                                                                 const SharedChoice& choice,
                                                                 absl::Span<const uint8_t> protected_marks);
+// LU-KV (arXiv 2602.08585; kvpress's LUKVPress): how many of `items` each head of a layer keeps, where head h loses the share
+// lost[h], as a model's heads were found to bear it. The heads' sum is rounded once: what is left of it when each is rounded
+// down goes to the heads of the largest remainders, of equal ones to the first. Each keeps at least `least`, at most all.
+// REQUIRES: least <= items.
+std::vector<uint32_t> KeptByShares(absl::Span<const float> lost, uint32_t items, uint32_t least);
 // INVALID_ARGUMENT: there are not `count` that are not protected.
 absl::Status CheckCandidates(absl::Span<const uint8_t> protected_marks, uint32_t count);
 

@@ -16,6 +16,7 @@
 #include "cuda/lab/staged_sequence.h"
 #include "cuda/scorers/parts/element.h"
 #include "cuda/scorers/parts/order.h"
+#include "cuda/scorers/policies/fast_kvzip.h"
 #include "cuda/scorers/select.h"
 #include "proto/support/status_macros.h"
 #include "tests/scorers/sequence.h"
@@ -67,13 +68,15 @@ class ComputeTest : public testing::Test {
   static void ExpectNear(const std::vector<float>& actual, const std::vector<float>& expected,
                          const std::string& what) {
     ASSERT_EQ(actual.size(), expected.size()) << what;
+    // Scores brought to mean 0 and deviation 1 are differences of larger numbers.
+    const double least = what.starts_with("leverage") || what.starts_with("compactor") ? 0.1 : 0.01;
     double scale = 0;
     for (const float x : expected) scale = std::isfinite(x) ? std::max(scale, double{std::abs(x)}) : scale;
     for (size_t i = 0; i < expected.size(); ++i) {
       if (!std::isfinite(expected[i])) {
         ASSERT_EQ(OrderOf(actual[i]), OrderOf(expected[i])) << what << " at " << i;
       } else {
-        ASSERT_NEAR(actual[i], expected[i], 2e-5 * std::max(double{std::abs(expected[i])}, scale / 100))
+        ASSERT_NEAR(actual[i], expected[i], 2e-5 * std::max(double{std::abs(expected[i])}, scale * least))
             << what << " at " << i;
       }
     }
@@ -98,6 +101,7 @@ struct SomeSignals {
                 .query_stride_bytes = heads * shape.k_head_dim * sizeof(float),
                 .head_stride_bytes = shape.k_head_dim * sizeof(float)};
     s.importance = {importance.data(), uint64_t{shape.kv_heads} * shape.tokens, shape.tokens};
+    s.mass = s.importance;
     weights.resize(size_t{3} * shape.planes() * shape.v_head_dim);
     for (float& x : weights) x = static_cast<float>(random.Normal());
     s.weights = {.values = weights.data()};
@@ -166,6 +170,9 @@ TEST_F(ComputeTest, EveryTypeAndLayoutScoresAsOnTheHost) {
       {"keydiff", {}},
       {"keydiff", {{"anchor", "mean"}}},
       {"lagkv", {{"lag", "5"}, {"cross_scoring", "true"}}},
+      {"leverage", {{"sketch", "7"}}},
+      {"leverage", {{"sketch", "18"}, {"rope", "none"}}},
+      {"compactor", {{"sketch", "7"}, {"pairing", "interleaved"}}},
       {"qfilters", {}},
       {"triattention", {}},
       {"triattention", {{"pairing", "interleaved"}}},
@@ -173,6 +180,7 @@ TEST_F(ComputeTest, EveryTypeAndLayoutScoresAsOnTheHost) {
       {"mpcache", {{"stage", "dynamic"}}},
       {"snapkv", {}},
       {"cake", {}},
+      {"rkv", {{"threshold", "0.1"}, {"search", "20"}}},
       {"caote", {{"host", "importance"}}},
       {"graphkv", {{"host", "importance"}, {"sources", "3"}}},
       {"criticalkv", {{"host", "importance"}}},
@@ -194,6 +202,91 @@ TEST_F(ComputeTest, EveryTypeAndLayoutScoresAsOnTheHost) {
           if (HasFatalFailure()) return;
         }
       }
+    }
+  }
+}
+
+// Heads of one element and of many, with one token and with more than a tile. Leverage of fewer tokens than the sketch has
+// columns differs by rounding alone.
+TEST_F(ComputeTest, SmallAndLargeHeadsOfPoliciesWithScratchOfTheirOwn) {
+  for (const uint32_t dim : {1u, 2u, 3u, 256u}) {
+    for (const uint32_t tokens : {1u, 2u, 13u, 70u}) {
+      for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kFp8E5m2}) {
+        SCOPED_TRACE(testing::Message()
+                     << "dim " << dim << ", " << tokens << " tokens, type " << static_cast<int>(dtype));
+        const Sequence sequence({.tokens = tokens, .k_dim = dim, .v_dim = dim, .dtype = dtype});
+        SomeSignals signals(sequence.kv().shape, 5, std::min(tokens, 9u));
+        ExpectSame(sequence.kv(), signals.s, "leverage", {{"sketch", dim < 4 || tokens < 70 ? "1" : "48"}});
+        ExpectSame(sequence.kv(), signals.s, "compactor", {{"sketch", "1"}, {"sinks", "2"}});
+        ExpectSame(sequence.kv(), signals.s, "rkv", {{"search", "50"}});
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+// A host's scratch is that of the policy over it.
+TEST_F(ComputeTest, AHostWithScratchOfItsOwn) {
+  const Sequence sequence({.tokens = 45});
+  const SomeSignals signals(sequence.kv().shape, 5);
+  ExpectSame(sequence.kv(), signals.s, "chunkkv", {{"host", "leverage"}, {"host.sketch", "5"}});
+  ExpectSame(sequence.kv(), signals.s, "caote", {{"host", "rkv"}});
+}
+
+// Gates of all sizes of a group, with layers and heads that are not the first.
+TEST_F(ComputeTest, GatesOverHiddenStates) {
+  const Sequence sequence({.layers = 2, .tokens = 21, .heads = 3});
+  const KvShape& shape = sequence.kv().shape;
+  SomeSignals signals(shape, 8);
+  for (const uint32_t hidden_dim : {1u, 37u, 64u}) {
+    for (const uint32_t group : {1u, 5u}) {
+      for (const auto& [dim, bases] : {std::pair(16u, 16u), std::pair(1u, 0u), std::pair(7u, 33u)}) {
+        SCOPED_TRACE(testing::Message() << hidden_dim << " hidden, group " << group << ", gate of " << dim);
+        Random random(hidden_dim);
+        std::vector<float> hidden(size_t{shape.layers} * shape.tokens * hidden_dim);
+        for (float& x : hidden) x = static_cast<float>(random.Normal());
+        signals.weights.resize(size_t{2} * (3 * dim * (bases + hidden_dim) + 2 * dim +
+                                            3 * group * (1 + dim * (hidden_dim + 1))));
+        for (float& x : signals.weights) x = static_cast<float>(random.Normal() / 4);
+        signals.s.weights = {.values = signals.weights.data()};
+        signals.s.weight_count = signals.weights.size();
+        signals.s.hidden = {.values = hidden.data(), .layer_stride = uint64_t{shape.tokens} * hidden_dim};
+        signals.s.hidden_dim = hidden_dim;
+        ExpectSame(sequence.kv(), signals.s, "fast_kvzip",
+                   {{"dim", std::to_string(dim)}, {"bases", std::to_string(bases)}});
+      }
+    }
+  }
+}
+
+// A rank with the last two heads of three reads its heads' part of the model's weights.
+TEST_F(ComputeTest, ARankReadsTheGatesOfItsHeads) {
+  const Sequence sequence({.layers = 2, .tokens = 21, .heads = 3});
+  const KvView& all = sequence.kv();
+  KvView part = all;
+  part.shape.kv_heads = 2;
+  part.k.offset_bytes += part.k.head_stride_bytes;
+  part.v.offset_bytes += part.v.head_stride_bytes;
+  constexpr uint32_t kHiddenDim = 6, kGroup = 2;
+  Random random(3);
+  std::vector<float> hidden(size_t{all.shape.layers} * all.shape.tokens * kHiddenDim);
+  for (float& x : hidden) x = static_cast<float>(random.Normal());
+  std::vector<float> weights(size_t{all.shape.layers} * (GateFloats(16, 16, 3, kHiddenDim) +
+                                                         3 * kGroup * GateFloatsOfQueryHead(16, kHiddenDim)));
+  for (float& x : weights) x = static_cast<float>(random.Normal() / 4);
+  Signals signals;
+  signals.hidden = {.values = hidden.data(), .layer_stride = uint64_t{all.shape.tokens} * kHiddenDim};
+  signals.hidden_dim = kHiddenDim;
+  signals.weights = {.values = weights.data()};
+  signals.weight_count = weights.size();
+  const auto of_all = ScoreOn(&compute(), all, signals, "fast_kvzip", {}, {.scope = Scope::kHead});
+  const auto of_part = ScoreOn(&compute(), part, signals, "fast_kvzip", {},
+                               {.scope = Scope::kHead, .model_heads = 3, .first_model_head = 1});
+  ASSERT_TRUE(of_all.ok() && of_part.ok()) << of_all.status() << of_part.status();
+  const uint32_t tokens = all.shape.tokens;
+  for (uint32_t layer = 0; layer < all.shape.layers; ++layer) {
+    for (uint32_t i = 0; i < 2 * tokens; ++i) {
+      EXPECT_EQ(of_part->tokens[layer * 2 * tokens + i], of_all->tokens[(layer * 3 + 1) * tokens + i]);
     }
   }
 }

@@ -14,7 +14,7 @@
 namespace kvpool::scorers {
 namespace {
 
-constexpr uint64_t kMostWeights = 1024;
+constexpr uint64_t kMostWeights = 4096;
 constexpr uint32_t kAllLayers = 3, kAllHeads = 2, kGroup = 2, kQueries = 5, kHeadDim = 8, kHidden = 6;
 
 std::vector<uint32_t> RankOf(const std::vector<float>& scores) {

@@ -131,6 +131,58 @@ TEST(CompactTest, HeadsOfALayerShareItsBudget) {
   EXPECT_THAT(std::string(CompactText(input, options).status().message()), HasSubstr("needs --scope=head"));
 }
 
+// Of 10 tokens heads keep 3.5, 4.5 and 6: 14 together, of which the first of the two halves is rounded up.
+TEST(CompactTest, HeadsLoseTheSharesOfACurve) {
+  const auto input = [](const std::string& curve) {
+    std::string one = "[";
+    for (int t = 0; t < 10; ++t) one += std::string(t > 0 ? "," : "") + "[[1],[1],[1]]";
+    return "{\"K\": " + one + "], \"budget_curve\": " + curve + "}";
+  };
+  Options options{
+      .policy = "recency", .scope = scorers::Scope::kHead, .budget_tokens = 4, .heads = HeadBudgets::kCurve};
+  const auto kept = [&](const std::string& curve) {
+    std::vector<size_t> sizes;
+    const auto choice = CompactText(input(curve), options);
+    EXPECT_TRUE(choice.ok()) << choice.status();
+    for (const std::vector<uint32_t>& row : choice->kept) {
+      sizes.push_back(row.size());
+      EXPECT_EQ(row.back(), 9u);
+    }
+    return sizes;
+  };
+  EXPECT_THAT(kept("[[0.65, 0.55, 0.4]]"), ElementsAre(4, 4, 6));
+  EXPECT_THAT(kept("[[1, 0, 0.5]]"), ElementsAre(1, 10, 5));
+  // 99 budgets, of which 60 % leaving is the sixtieth.
+  std::string all = "[";
+  for (int percent = 1; percent <= 99; ++percent) {
+    const std::string row = percent == 60 ? "[[0.5, 0.6, 0.7]]" : "[[0, 0, 0]]";
+    all += (percent > 1 ? "," : "") + row;
+  }
+  EXPECT_THAT(kept(all + "]"), ElementsAre(5, 4, 3));
+  options.budget_tokens = 10;
+  EXPECT_THAT(kept("[[1, 1, 1]]"), ElementsAre(10, 10, 10)) << "nothing leaves";
+  options.budget_tokens = 4;
+  const auto error = [&](const std::string& curve) {
+    return std::string(CompactText(input(curve), options).status().message());
+  };
+  EXPECT_THAT(error("[[1, 1]]"), HasSubstr("budget_curve has shape [1, 2], must be [1, 3], or 99 of these"));
+  EXPECT_THAT(error("[[[1, 1, 1]]]"), HasSubstr("budget_curve has shape [1, 1, 3]"));
+  EXPECT_THAT(error("[[1, 1.5, 1]]"), HasSubstr("budget_curve has 1.5, must be 0 to 1"));
+  options.scope = scorers::Scope::kLayer;
+  EXPECT_THAT(error("[[1, 1, 1]]"), HasSubstr("--heads=curve needs --scope=head"));
+  options.scope = scorers::Scope::kHead;
+  EXPECT_THAT(std::string(CompactText(R"({"importance": [1, 2, 3, 4, 5]})", options).status().message()),
+              HasSubstr("--heads=curve needs budget_curve, not given"));
+  // Protected tokens stay whatever the curve says.
+  options.policy = "streaming_llm";
+  options.settings = {{"sinks", "3"}};
+  const auto choice = CompactText(input("[[1, 0.6, 0]]"), options);
+  ASSERT_TRUE(choice.ok()) << choice.status();
+  EXPECT_THAT(choice->kept[0], ElementsAre(0, 1, 2));
+  EXPECT_THAT(choice->kept[1], ElementsAre(0, 1, 2, 9));
+  EXPECT_EQ(choice->kept[2].size(), 10u);
+}
+
 // Retrieval heads keep all, streaming heads two sinks and the last three tokens, where the budget is so large.
 TEST(CompactTest, DuoAttentionsStreamingHeadsGiveTheirMiddle) {
   std::string keys = "[";

@@ -142,6 +142,86 @@ def lagkv(l, h, lag, sinks, cross):
     return out
 
 
+def mix_bits(x):
+    mask = (1 << 64) - 1
+    x = ((x ^ x >> 30) * 0xbf58476d1ce4e5b9) & mask
+    x = ((x ^ x >> 27) * 0x94d049bb133111eb) & mask
+    return x ^ x >> 31
+
+
+def sketch_of(columns, dim):
+    """[column][dim], as parts/leverage.h states it."""
+    def element(j, d):
+        bits = mix_bits((j << 32) + d + 1)
+        u, v = ((bits >> 40) + 1) / 2 ** 24, (bits >> 16 & 0xffffff) / 2 ** 24
+        return math.sqrt(-2 * math.log(u)) * math.cos(2 * math.pi * v) / math.sqrt(columns)
+
+    return [[element(j, d) for d in range(dim)] for j in range(columns)]
+
+
+def z(x):
+    return [(a - statistics.mean(x)) / statistics.stdev(x) for a in x]
+
+
+def solve(matrix, right):
+    """Gauss's elimination with pivots."""
+    n = len(right)
+    rows = [list(row) + [b] for row, b in zip(matrix, right)]
+    for i in range(n):
+        best = max(range(i, n), key=lambda r: abs(rows[r][i]))
+        rows[i], rows[best] = rows[best], rows[i]
+        for r in range(n):
+            if r != i:
+                factor = rows[r][i] / rows[i][i]
+                rows[r] = [a - factor * b for a, b in zip(rows[r], rows[i])]
+    return [rows[i][n] / rows[i][i] for i in range(n)]
+
+
+def turned_back(k, t, frequencies, interleaved):
+    """The key of token t before RoPE."""
+    out = list(k)
+    for f, w in enumerate(frequencies):
+        a, b = (2 * f, 2 * f + 1) if interleaved else (f, f + D // 2)
+        pair = complex(k[a], k[b]) * cmath.exp(-1j * t * w)
+        out[a], out[b] = pair.real, pair.imag
+    return out
+
+
+def leverage(l, h, columns, frequencies, interleaved=False, first=0, end=T):
+    x = [turned_back(k, t, frequencies, interleaved) for t, k in enumerate(keys(l, h))][first:end]
+    mean = [sum(column) / len(x) for column in zip(*x)]
+    sketched = [[dot(s, [a - m for a, m in zip(row, mean)]) for s in sketch_of(columns, D)] for row in x]
+    gram = [[sum(row[i] * row[j] for row in sketched) + 0.01 * (i == j) for j in range(columns)] for i in range(columns)]
+    return z([dot(row, solve(gram, row)) for row in sketched])
+
+
+def compactor(l, h, blending, sinks=8, recent=4, columns=48):
+    attended = [m * norm(v) for m, v in zip(MASS[l][h], values(l, h))][sinks:T - recent]
+    n = len(attended)
+    attended = z([sum(attended[max(0, i - 1):i + 2]) / 3 for i in range(n)])
+    inner = [blending * a + b for a, b in zip(leverage(l, h, columns, rope(10000), False, sinks, T - recent), attended)]
+    return [max(inner)] * sinks + inner + [max(inner)] * recent
+
+
+def rope(theta):
+    return [theta ** (-2 * f / D) for f in range(D // 2)]
+
+
+def rkv(l, h, lam, kernel, threshold, search):
+    ks, n = keys(l, h), T - W
+    attention = [0.0] * n
+    for w in range(W):
+        logits = [max(dot(Q[l][w][h * G + g], k) for g in range(G)) / math.sqrt(D) for k in ks[:n]]
+        attention = [a + b / W for a, b in zip(attention, softmax(logits))]
+    alike = [[0 if i == j else dot(ks[i], ks[j]) / norm(ks[i]) / norm(ks[j]) for j in range(T)] for i in range(T)]
+    for row in alike:
+        row[max([j for j in range(T) if row[j] > threshold and j >= T - search], default=0)] = 0
+    redundancy = softmax([sum(column) / T for column in zip(*alike)])
+    half = kernel // 2
+    pool = [max(attention[max(0, i - half):i + half + 1]) for i in range(n)]
+    return [(lam * pool[i] if i < n else 0) - (1 - lam) * redundancy[i] for i in range(T)]
+
+
 def qfilters(l, h):
     return [-dot(FILTERS[l][h], k) for k in keys(l, h)]
 
@@ -355,6 +435,37 @@ def kvzap(l, h):
     return [dot(z["w2"][h], [gelu(dot(w, x) + b) for w, b in zip(z["W1"], z["b1"])]) + z["b2"][h] for x in HIDDEN[l]]
 
 
+# Gates of 3 elements and 2 bases, of a generator of their own.
+gate_rng = random.Random(22)
+
+
+def gates(*shape):
+    return [gates(*shape[1:]) for _ in range(shape[0])] if shape else struct_float(gate_rng.gauss(0, 1))
+
+
+FAST = [{"base": gates(H, 2, 3), "b": gates(H, G), "Q": gates(H, G, 3, 5), "c": gates(H, G, 3), "K": gates(H, 3, 5),
+         "query_norm": gates(3), "key_norm": gates(3)} for _ in range(L)]
+
+
+def fast_kvzip(l, h):
+    w = FAST[l]
+
+    def normed(x, scale):
+        root = math.sqrt(sum(a * a for a in x) / len(x) + 1e-6)
+        return [a / root * s for a, s in zip(x, scale)]
+
+    def score(x):
+        k = normed([dot(row, x) for row in w["K"][h]], w["key_norm"])
+        of_group = []
+        for g in range(G):
+            q = normed([dot(row, x) + c for row, c in zip(w["Q"][h][g], w["c"][h][g])], w["query_norm"])
+            own = math.exp(dot(k, q) / math.sqrt(3) + w["b"][h][g])
+            of_group.append(own / (own + sum(math.exp(dot(base, q) / math.sqrt(3)) for base in w["base"][h])))
+        return sum(of_group) / G
+
+    return [score(x) for x in HIDDEN[l]]
+
+
 def flat(x):
     if isinstance(x, dict):
         x = list(x.values())
@@ -393,6 +504,15 @@ case("keydiff", per_plane(lambda l, h: keydiff(l, h, False)), KV, ["anchor=mean"
 case("lagkv", per_plane(lambda l, h: lagkv(l, h, 128, 4, False)), KV)
 case("lagkv", per_plane(lambda l, h: lagkv(l, h, 3, 2, False)), KV, ["lag=3", "sinks=2"])
 case("lagkv", per_plane(lambda l, h: lagkv(l, h, 4, 0, True)), KV, ["lag=4", "sinks=0", "cross_scoring=true"])
+case("leverage", per_plane(lambda l, h: leverage(l, h, 48, rope(10000))), KV)
+case("leverage", per_plane(lambda l, h: leverage(l, h, 4, rope(500), True)), KV, ["sketch=4", "theta=500", "pairing=interleaved"])
+case("leverage", per_plane(lambda l, h: leverage(l, h, 2, [])), KV, ["sketch=2", "rope=none"])
+case("leverage", per_plane(lambda l, h: leverage(l, h, 5, OMEGA)), {"weights": OMEGA, **KV}, ["sketch=5", "rope=weights"])
+case("compactor", per_plane(lambda l, h: compactor(l, h, 0.35, 2, 1)), {"mass": MASS, **KV}, ["sinks=2", "recent=1"])
+case("compactor", per_plane(lambda l, h: compactor(l, h, 1 - 5 / T, 0, 3, 6)), {"mass": MASS, **KV},
+     ["sinks=0", "recent=3", "sketch=6"], 5)
+case("compactor", per_plane(lambda l, h: compactor(l, h, 2, 1, 0, 3)), {"mass": MASS, **KV},
+     ["blending=2", "sinks=1", "recent=0", "sketch=3"])
 case("qfilters", per_plane(qfilters), {"weights": FILTERS, **KV})
 BOTH = [[[m, *c] for m, c in zip(*of_layer)] for of_layer in zip(MEANS, COVARIANCES)]
 case("expected_attention", per_plane(lambda l, h: expected_attention(l, h, 4)), {"weights": BOTH, **KV})
@@ -425,6 +545,9 @@ for policy in ("snapkv", "pyramidkv"):
     case(policy, per_plane(lambda l, h: pooled(window(l, h)[0], 3, "max")), {"queries": Q, **KV}, ["pool=max", "kernel=3"])
 case("cake", per_plane(lambda l, h: pooled([m + 200 * v for m, v in zip(*window(l, h)[:2])], 5, "avg")),
      {"queries": Q, **KV})
+case("rkv", per_plane(lambda l, h: rkv(l, h, 0.07, 7, 0.5, 4096)), {"queries": Q, **KV})
+case("rkv", per_plane(lambda l, h: rkv(l, h, 0.5, 3, 0.2, 6)), {"queries": Q, **KV},
+     ["lambda=0.5", "kernel=3", "threshold=0.2", "search=6"])
 case("sage_kv", per_plane(lambda l, h: window(l, h)[3]), {"queries": Q, **KV})
 for policy, fast in (("caote", False), ("fast_caote", True)):
     case(policy, per_plane(lambda l, h: caote(l, h, fast)), {"mass": MASS, **KV},
@@ -466,6 +589,7 @@ case("kvzap", per_plane(lambda l, h: [float(s >= 0.25) for s in kvzap(l, h)]), {
      ["output=flag", "threshold=0.25"])
 case("kvzap", per_plane(lambda l, h: [dot(ZAP_LINEAR[l]["w"][h], x) + ZAP_LINEAR[l]["b"][h] for x in HIDDEN[l]]),
      {"hidden": HIDDEN, "weights": flat(ZAP_LINEAR), **KV}, ["model=linear"])
+case("fast_kvzip", per_plane(fast_kvzip), {"hidden": HIDDEN, "weights": flat(FAST), **KV}, ["dim=3", "bases=2"])
 HEADS = [[struct_float(rng.random()) for _ in range(H)] for _ in range(L)]
 HEADS[0][0], HEADS[0][1] = 0.75, 0.25  # A layer with a head of either kind.
 

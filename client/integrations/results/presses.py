@@ -30,12 +30,25 @@ METHODS = {  # kvpress's class: (policy, parameters, what is told beside K and V
                                "greatest of all heads for the sinks"),
     "QFilterPress": ("qfilters", {}, ("filters",), "both −filter·k, here with random filters"),
     "KVzapPress": ("kvzap", {}, ("hidden", "surrogate"), "both a network of hidden states, here with random weights"),
+    "FastKVzipPress": ("fast_kvzip", {}, ("hidden", "gates"), "both a gate over hidden states, here with random weights: what stays of all heads and "
+                       "layers together is compared"),
+    "KVzipPress": ("kvzip", {}, ("peak",), "both the greatest attention of two repetitions of 500 tokens, which ours is told: what stays of all heads and "
+                   "layers together is compared"),
+    "DuoAttentionPress": ("duo_attention", {}, ("patterns",), "both by a weight for each head, here random: what stays of all heads and layers together "
+                          "is compared"),
+    "LeverageScorePress": ("leverage", {}, (), "both by 48 columns of one sketch, which theirs draws at random; theirs with z over a layer's heads, here "
+                           "over one"),
+    "CompactorPress": ("compactor", {}, ("chunks",), "as LeverageScorePress, and by the attention within four even chunks, which ours is told; a chunk that is not full "
+                       "attends to padding with theirs; the ends of the prompt stay with both"),
 }
-SIGNALS = {"output": "weights", "surrogate": "weights", "expected": "weights", "filters": "weights"}  # An array that is told under another name than its own.
+SIGNALS = {"output": "weights", "surrogate": "weights", "expected": "weights", "filters": "weights", "gates": "weights", "patterns": "weights",
+           "chunks": "mass"}  # An array that is told under another name than its own.
 OF_LAYER = {"TOVAPress", "ChunkKVPress"}  # Theirs is the same for all heads of a layer; ours is too, where a layer is pruned as one.
-CHOICES = {"StreamingLLMPress", "ChunkKVPress", "CriticalKVPress"}  # Theirs is 1 for what stays.
-UNSEEN = {"SnapKVPress": 64, "PyramidKVPress": 64, "TOVAPress": 1}  # Last tokens whose score is a definition of its own.
-SINKS = {"ExpectedAttentionPress": 4}  # First tokens, likewise.
+# Theirs has one budget for all heads and layers. The first and last tokens stay, by a score of theirs and protected here.
+SHARED = {"FastKVzipPress": (4, 20), "KVzipPress": (4, 0), "DuoAttentionPress": (0, 0)}
+CHOICES = {"StreamingLLMPress", "ChunkKVPress", "CriticalKVPress", *SHARED}  # Theirs is 1 for what stays.
+UNSEEN = {"SnapKVPress": 64, "PyramidKVPress": 64, "TOVAPress": 1, "CompactorPress": 4}  # Last tokens whose score is a definition of its own.
+SINKS = {"ExpectedAttentionPress": 4, "CompactorPress": 8}  # First tokens, likewise.
 
 
 def cells():
@@ -122,6 +135,10 @@ def measure(here, cell):
     ours, theirs = (array[..., first:last].reshape(-1, seen).astype(np.float64) for array in (
         _scores(session, sequence, press, arrays), arrays[press]))
     value = {"heads": len(ours), "tokens": seen, "kept": 0, "others": 0}
+    if press in SHARED:
+        at_start, at_end = SHARED[press]
+        ours[:, :at_start] = ours[:, seen - at_end:] = np.inf
+        ours, theirs = ours.reshape(1, -1), theirs.reshape(1, -1)
     if press == "PyramidKVPress":
         value["budgets"], value["their_budgets"] = _budgets(session, arrays)
     if press in CHOICES:

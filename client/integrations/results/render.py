@@ -83,8 +83,8 @@ half of the tokens. Where kvpress computes something from hidden states (queries
 
 {_table(["kvpress", "kvpool", "heads x tokens", "difference", "rank correlation", "stay elsewhere", "definitions"], rows)}
 
-{budgets}kvpress has no PagedEviction and no TriAttention, and its RandomPress draws other numbers. KVzip and DuoAttention, which kvpress runs inside a
-model, and AdaKV, which spreads budgets over heads, are not in this table; of its other methods kvpool has none.
+{budgets}kvpress has no PagedEviction, no TriAttention and no R-KV, and its RandomPress draws other numbers. AdaKV, which spreads budgets over heads, is not in
+this table; of its other methods kvpool has none.
 """
 
 

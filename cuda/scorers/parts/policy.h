@@ -111,17 +111,21 @@ struct Plane {
   uint32_t group = 0;  // query heads that read this kv head
   const Signals* signals = nullptr;
   const KvView* kv = nullptr;
-  float* scratch = nullptr;  // ScratchFloats(shape) floats for this plane alone
+  // ScratchFloats(shape) floats for this plane alone, and behind them those of the policy's own.
+  float* scratch = nullptr;
 
   KVPOOL_HOST_DEVICE float Count(uint32_t token) const {
     return counts != nullptr ? counts[token] : static_cast<float>(tokens - token);
   }
+  // PolicyFacts::scratch_floats of them, aligned to 64 bytes.
+  KVPOOL_HOST_DEVICE float* own_scratch() const;
 };
-// Rows of `tokens` floats, and behind them two rows of each K's and V's head_dim.
+// Rows of `tokens` floats, and behind them two rows of each K's and V's head_dim; a multiple of 64 bytes.
 inline constexpr uint32_t kScratchRows = 3;
 KVPOOL_HOST_DEVICE constexpr uint64_t ScratchFloats(const KvShape& shape) {
-  return uint64_t{kScratchRows} * shape.tokens + 2 * (shape.k_head_dim + shape.v_head_dim);
+  return (uint64_t{kScratchRows} * shape.tokens + 2 * (shape.k_head_dim + shape.v_head_dim) + 15) / 16 * 16;
 }
+KVPOOL_HOST_DEVICE inline float* Plane::own_scratch() const { return scratch + ScratchFloats(kv->shape); }
 
 // Planes [first, first + count): the heads of one layer, or one of them.
 struct PlaneRange {
@@ -157,6 +161,9 @@ struct PolicyFacts {
   // has the heads of all ranks.
   uint64_t (*weight_count)(const Params& params, const KvShape& shape, uint32_t hidden_dim,
                            uint64_t given) = nullptr;
+  // Scratch beyond ScratchFloats that Score works in, for each plane: Plane::own_scratch(). Bounded by head_dim and
+  // parameters, not by tokens.
+  uint64_t (*scratch_floats)(const Params& params, const KvShape& shape) = nullptr;
 
   // Multiplications of a token of one plane beyond a few for each element of its K and V: with weights, with keys of others.
   // None if null. `shape` has the heads of all ranks.

@@ -21,6 +21,7 @@
 #include <cstdint>
 
 #include "cuda/scorers/parts/element.h"
+#include "cuda/scorers/parts/normalise.h"
 #include "cuda/scorers/parts/policy.h"
 #include "cuda/scorers/parts/rotation.h"
 #include "cuda/scorers/parts/team.h"
@@ -76,7 +77,7 @@ struct Triattention {
     const bool half = params.Is(kPairing, 0);
     WithDtype(plane.kv->dtype, KeysOfType<Team>{team, plane, half, turned, own + 2 * pairs, scores});
     team.Sync();
-    if (params.Is(kNormalise, 1)) Normalise(team, plane.tokens, scores);
+    if (params.Is(kNormalise, 1)) Normalise(team, 0, plane.tokens, scores);
   }
 
  private:
@@ -126,29 +127,6 @@ struct Triattention {
       }
     }
   };
-
-  // Scores that are not finite have no part in mean and deviation. Below a deviation of 1e-8 only the mean goes.
-  template <typename Team>
-  KVPOOL_HOST_DEVICE static void Normalise(const Team& team, uint32_t tokens, float* scores) {
-    double sum = 0, square = 0;
-    uint32_t counted = 0;
-    for (uint32_t i = team.id(); i < tokens; i += team.count()) {
-      if (!IsFinite(scores[i])) continue;
-      sum += double{scores[i]};
-      ++counted;
-    }
-    counted = team.Count(counted);
-    const double mean = team.Sum(sum) / (counted > 0 ? counted : 1);
-    for (uint32_t i = team.id(); i < tokens; i += team.count()) {
-      if (!IsFinite(scores[i])) continue;
-      const double from_mean = double{scores[i]} - mean;
-      square += from_mean * from_mean;
-    }
-    const double deviation = sqrt(team.Sum(square) / (counted > 1 ? counted - 1 : 1));
-    for (uint32_t i = team.id(); i < tokens; i += team.count()) {
-      scores[i] = static_cast<float>((double{scores[i]} - mean) / (deviation < 1e-8 ? 1 : deviation));
-    }
-  }
 };
 
 }  // namespace kvpool::scorers
