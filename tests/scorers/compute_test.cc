@@ -171,6 +171,7 @@ TEST_F(ComputeTest, EveryTypeAndLayoutScoresAsOnTheHost) {
       {"triattention", {{"pairing", "interleaved"}}},
       {"expected_attention", {}},
       {"mpcache", {{"stage", "dynamic"}}},
+      {"quest", {}},
       {"snapkv", {}},
       {"cake", {}},
       {"caote", {{"host", "importance"}}},
