@@ -312,7 +312,7 @@ def test_a_selection_has_the_blocks_of_the_greatest_bounds(daemon, session):
         with pytest.raises(kvpool.InvalidArgumentError, match="are 2 blocks of this sequence; the budget is 1"):
             session.select(table, window, budget_blocks=1).wait()
         for wrong, words in (((blocks, window), r"table is .*; must be a LiveSequence or a BlockTable"),
-                             ((table, None), "window is None; must be a QueryWindow")):
+                             ((table, "queries"), "window is 'queries'; must be a QueryWindow")):
             with pytest.raises(TypeError, match=words):
                 session.select(*wrong, budget_blocks=2)
         assert held(daemon)["leased"] == 1 + 9  # One is the sink.
