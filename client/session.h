@@ -220,6 +220,8 @@ class Session {
   // blocks and keys in step with what these verbs do to it. RESOURCE_EXHAUSTED as above. Until its answer is here,
   // an operation keeps the blocks that it names: a block released meanwhile goes back when the operation is over.
   absl::StatusOr<Pending<v1::ScoreResult>> Score(const v1::Score& request, uint64_t after = kCurrentStep);
+  // Which blocks a sparse attention kernel reads for these queries. Changes nothing.
+  absl::StatusOr<Pending<v1::SelectResult>> Select(const v1::Select& request, uint64_t after = kCurrentStep);
   // The victims are released: their holds are gone when the answer is here.
   absl::StatusOr<Pending<v1::PruneResult>> Prune(const v1::Prune& request, uint64_t after = kCurrentStep);
   // Blocks that are not in the new table are released. Its new blocks are leased, and given

@@ -1,4 +1,4 @@
-// KvCompute scores K and V where they lie, and copies rows of them between blocks: the device side of Score,
+// KvCompute scores K and V where they lie, and copies rows of them between blocks: the device side of Score, Select,
 // Prune, Compact and PlanBudgets. A *record* is what policies need to know of one block (its features), kept so
 // that the block is read once.
 //

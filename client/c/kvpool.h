@@ -275,8 +275,8 @@ typedef struct {
  * when the operation is over. */
 int kvpool_prune_start(kvpool_session* session, const kvpool_prune_arguments* arguments,
                        kvpool_operation** operation);
-/* The same with every verb and field: `request` is a serialised kvpool.v1.Operation with score, prune,
- * compact, plan_budgets or put_episode. */
+/* The same with every verb and field: `request` is a serialised kvpool.v1.Operation with score, select,
+ * prune, compact, plan_budgets or put_episode. */
 int kvpool_operation_start(kvpool_session* session, const void* request, size_t request_bytes,
                            kvpool_operation** operation);
 int kvpool_operation_ready(const kvpool_operation* operation);

@@ -21,12 +21,17 @@ using kvpool::v1::PlanBudgetsResult;
 using kvpool::v1::PruneResult;
 using kvpool::v1::PutEpisodeResult;
 using kvpool::v1::ScoreResult;
+using kvpool::v1::SelectResult;
 
-using AnyPending = std::variant<Pending<ScoreResult>, Pending<PruneResult>, Pending<CompactResult>,
-                                Pending<PlanBudgetsResult>, Pending<PutEpisodeResult>>;
+using AnyPending =
+    std::variant<Pending<ScoreResult>, Pending<SelectResult>, Pending<PruneResult>, Pending<CompactResult>,
+                 Pending<PlanBudgetsResult>, Pending<PutEpisodeResult>>;
 
 ScoreResult* PartOf(kvpool::v1::OperationResult* result, const ScoreResult&) {
   return result->mutable_score();
+}
+SelectResult* PartOf(kvpool::v1::OperationResult* result, const SelectResult&) {
+  return result->mutable_select();
 }
 PruneResult* PartOf(kvpool::v1::OperationResult* result, const PruneResult&) {
   return result->mutable_prune();
@@ -43,11 +48,13 @@ PutEpisodeResult* PartOf(kvpool::v1::OperationResult* result, const PutEpisodeRe
 
 absl::StatusOr<AnyPending> Send(kvpool::Session* session, const kvpool::v1::Operation& operation) {
   if (operation.has_score()) return session->Score(operation.score(), operation.after());
+  if (operation.has_select()) return session->Select(operation.select(), operation.after());
   if (operation.has_prune()) return session->Prune(operation.prune(), operation.after());
   if (operation.has_compact()) return session->Compact(operation.compact(), operation.after());
   if (operation.has_plan_budgets()) return session->PlanBudgets(operation.plan_budgets(), operation.after());
   if (operation.has_put_episode()) return session->PutEpisode(operation.put_episode(), operation.after());
-  return absl::InvalidArgumentError("request: none of score, prune, compact, plan_budgets and put_episode");
+  return absl::InvalidArgumentError(
+      "request: none of score, select, prune, compact, plan_budgets and put_episode");
 }
 
 }  // namespace

@@ -38,6 +38,9 @@ absl::StatusOr<Flushed> Take(AnswerState*, Flushed*) { return Flushed(); }
 absl::StatusOr<v1::ScoreResult> Take(AnswerState* state, v1::ScoreResult*) {
   return std::move(*state->result.mutable_score());
 }
+absl::StatusOr<v1::SelectResult> Take(AnswerState* state, v1::SelectResult*) {
+  return std::move(*state->result.mutable_select());
+}
 absl::StatusOr<v1::PruneResult> Take(AnswerState* state, v1::PruneResult*) {
   return std::move(*state->result.mutable_prune());
 }
@@ -100,6 +103,7 @@ template class Pending<MatchHit>;
 template class Pending<SealOutcome>;
 template class Pending<Flushed>;
 template class Pending<v1::ScoreResult>;
+template class Pending<v1::SelectResult>;
 template class Pending<v1::PruneResult>;
 template class Pending<v1::CompactResult>;
 template class Pending<v1::PlanBudgetsResult>;

@@ -57,6 +57,7 @@ const RefusalRule& RefusalRuleOf(Verb verb) {
   static constexpr RefusalRule kWarmupDone{"warmup_done", kCaller, kHarmless, "Session::FinishWarmup"};
   static constexpr RefusalRule kCloseSession{"close_session", kCaller, kHarmless, "Session::Close"};
   static constexpr RefusalRule kScore{"score", kCaller, kHarmless, "Pending<ScoreResult>"};
+  static constexpr RefusalRule kSelect{"select", kCaller, kHarmless, "Pending<SelectResult>"};
   static constexpr RefusalRule kPrune{"prune", kCaller, kHarmless, "Pending<PruneResult>"};
   static constexpr RefusalRule kCompact{"compact", kCaller, kHarmless, "Pending<CompactResult>"};
   static constexpr RefusalRule kPlanBudgets{"plan_budgets", kCaller, kHarmless, "Pending<PlanBudgetsResult>"};
@@ -89,6 +90,8 @@ const RefusalRule& RefusalRuleOf(Verb verb) {
       return kCloseSession;
     case v1::Operation::kScore:
       return kScore;
+    case v1::Operation::kSelect:
+      return kSelect;
     case v1::Operation::kPrune:
       return kPrune;
     case v1::Operation::kCompact:

@@ -26,6 +26,13 @@ std::vector<BlockRef> BlocksNamedBy(const Request& request) {
   return blocks;
 }
 
+std::vector<BlockRef> BlocksNamedBy(const v1::Select& request) {
+  std::vector<BlockRef> blocks;
+  Name(request.sequence().blocks(), &blocks);
+  Name(request.window().data().blocks(), &blocks);
+  return blocks;
+}
+
 std::vector<BlockRef> BlocksNamedBy(const v1::PlanBudgets& request) {
   std::vector<BlockRef> blocks;
   for (const v1::GroupSequence& group : request.sequences()) {
@@ -64,6 +71,13 @@ absl::StatusOr<Pending<v1::ScoreResult>> Session::Score(const v1::Score& request
   *operation->mutable_score() = request;
   ASSIGN_OR_RETURN(auto answer, SendOperation(std::move(operation), BlocksNamedBy(request), after));
   return Pending<v1::ScoreResult>(std::move(answer));
+}
+
+absl::StatusOr<Pending<v1::SelectResult>> Session::Select(const v1::Select& request, uint64_t after) {
+  auto operation = std::make_unique<v1::Operation>();
+  *operation->mutable_select() = request;
+  ASSIGN_OR_RETURN(auto answer, SendOperation(std::move(operation), BlocksNamedBy(request), after));
+  return Pending<v1::SelectResult>(std::move(answer));
 }
 
 absl::StatusOr<Pending<v1::PruneResult>> Session::Prune(const v1::Prune& request, uint64_t after) {

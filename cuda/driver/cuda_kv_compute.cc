@@ -277,6 +277,8 @@ absl::Status CudaKvCompute::EnqueueFeatures(const ScoreCall& call, const ScoreCo
       RETURN_IF_ERROR(Launch(kernels.records, {run.count, shape.layers, kBlockThreads}, on_device.kv,
                              plan.record, run.first, on_device.records));
     }
+  }
+  if (on_device.k_norms != nullptr) {
     const PlaneShares shares = PlaneShares::Of(shape.blocks(), scorers::kUnpackBlocks);
     RETURN_IF_ERROR(Launch(kernels_.unpack, {uint64_t{shape.planes()} * shares.shares, 1, kBlockThreads},
                            on_device, shares));
@@ -289,8 +291,10 @@ absl::Status CudaKvCompute::EnqueueFeatures(const ScoreCall& call, const ScoreCo
     RETURN_IF_ERROR(Launch(kernels.anchor_dots, {uint64_t{shape.planes()} * shares.shares, 1, kBlockThreads},
                            on_device, shares));
   }
+  if (plan.reads_queries) {
+    RETURN_IF_ERROR(Launch(kernels_.queries, {shape.planes(), 1, kPlaneThreads}, on_device));
+  }
   if (!plan.reads_window) return absl::OkStatus();
-  RETURN_IF_ERROR(Launch(kernels_.queries, {shape.planes(), 1, kPlaneThreads}, on_device));
   RETURN_IF_ERROR(Launch(kernels.window_lse, {shape.planes(), 1, kPolicyThreads}, on_device));
   return Launch(kernels.window, {shape.planes(), 1, kPolicyThreads}, on_device);
 }

@@ -5,6 +5,7 @@
 #include "cuda/scorers/host/host_team.h"
 #include "cuda/scorers/host/host_window.h"
 #include "cuda/scorers/parts/features.h"
+#include "cuda/scorers/parts/window.h"
 #include "cuda/scorers/policies/policy_kernels.h"
 #include "cuda/scorers/score.h"
 #include "proto/support/check.h"
@@ -22,11 +23,12 @@ void ScoreOnePlane(const ScorePlan& plan, const ScoreContext& context, bool toke
   const HostTeam team;
   const BoundPolicy& policy = plan.request.policy;
   const uint64_t first = uint64_t{plane} * context.shape().tokens;
-  if (plan.record.floats > 0) UnpackRecords(team, context, plane, {0, context.shape().blocks()});
+  if (context.k_norms != nullptr) UnpackRecords(team, context, plane, {0, context.shape().blocks()});
   if (context.anchors != nullptr) {
     MakeAnchor(team, context, plane);
     DotPlaneWithAnchor(team, context, plane);
   }
+  if (plan.reads_queries) LoadQueries(team, context, plane);
   if (plan.reads_window) AttendPlane(team, context, plane, window_scratch);
   if (policy.has_host()) {
     ScorePlane(policy.host, context, plane, worker, policy.host_params, context.host_scores + first);

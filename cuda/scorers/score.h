@@ -56,7 +56,8 @@ struct ScorePlan {
   uint32_t rows = 0;           // rows of scores: 1, layers, or planes
   size_t workspace_bytes = 0;  // the workspace of RunScore with `workers` threads
   Needs needs = 0;             // the needs of the policy and of its host
-  bool reads_window = false;   // the window's queries are given and needed
+  bool reads_queries = false;  // the window's queries are given and needed
+  bool reads_window = false;   // and so is their attention
   bool own_blocks = false;     // block scores are the policy's own, not reduced from token scores
   // The first layer that takes part in a row over all layers; policies may leave out the first ones.
   uint32_t first_reduced_layer = 0;

@@ -76,9 +76,11 @@ double Products(const ScorePlan& plan, const Signals& signals) {
   };
   double products = of_token(policy.facts(), policy.params);
   if (policy.has_host()) products += of_token(FactsOf(policy.host), policy.host_params);
-  if (plan.reads_window) {
-    const double group = plan.window.q_heads / request.shape.kv_heads;
-    products += 2 * group * plan.window.queries * request.shape.k_head_dim;
+  if (plan.reads_queries) {
+    const double rows = 1.0 * plan.window.queries * (plan.window.q_heads / request.shape.kv_heads);
+    // Else they are compared with each block's bounds alone.
+    products +=
+        2 * rows * request.shape.k_head_dim / (plan.reads_window ? 1 : request.shape.tokens_per_block);
   }
   return products * request.shape.planes() * request.shape.tokens;
 }
@@ -86,7 +88,7 @@ double Products(const ScorePlan& plan, const Signals& signals) {
 // Whether the attention of the window's queries is to be computed.
 bool ReadsWindow(Needs needs, const Signals& signals) {
   if (signals.window.data == nullptr) return false;
-  Needs open = kNeedsMetByQueries;
+  Needs open = kNeedsMetByQueries & ~kNeedQueries;
   if (signals.latest.values != nullptr) open &= ~kNeedLatest;
   if (signals.peak.values != nullptr) open &= ~kNeedPeak;
   return (needs & open) != 0;
@@ -133,11 +135,9 @@ uint64_t Arrange(const ScorePlan& plan, const QueryWindow& window, uint64_t work
   const KvShape& shape = plan.request.shape;
   const uint64_t planes = shape.planes();
   const uint64_t plane_tokens = planes * shape.tokens;
-  const uint64_t bounds = planes * shape.blocks() * shape.k_head_dim;
   const bool norms = plan.record.k_norms != RecordLayout::kNone;
   const bool anchors = (plan.needs & (kNeedUnitAnchor | kNeedMeanAnchor)) != 0;
-  const bool key_bounds = plan.record.key_min != RecordLayout::kNone;
-  const bool queries = plan.reads_window;
+  const bool queries = plan.reads_queries, window_read = plan.reads_window;
   const uint64_t group = window.q_heads / shape.kv_heads;
   Arranger from(workspace);
   c->k_norms = from.Take<float>(norms, plane_tokens);
@@ -145,16 +145,14 @@ uint64_t Arrange(const ScorePlan& plan, const QueryWindow& window, uint64_t work
   c->anchors = from.Take<float>(anchors, planes * shape.k_head_dim);
   c->anchor_norms = from.Take<float>(anchors, planes);
   c->anchor_dots = from.Take<float>(anchors, plane_tokens);
-  c->key_min = from.Take<float>(key_bounds, bounds);
-  c->key_max = from.Take<float>(key_bounds, bounds);
   c->queries = from.Take<float>(queries, planes * group * window.queries * shape.k_head_dim);
   c->query_peaks = from.Take<float>(queries, planes * group * window.queries);
-  c->lse = from.Take<float>(queries, planes * group * window.queries);
-  c->window_mean = from.Take<float>(queries, plane_tokens);
-  c->window_variance = from.Take<float>(queries, plane_tokens);
-  c->window_peak = from.Take<float>(queries, plane_tokens);
-  c->window_latest = from.Take<float>(queries, plane_tokens);
-  c->spreads = from.Take<PlaneSpread>(queries, planes);
+  c->lse = from.Take<float>(window_read, planes * group * window.queries);
+  c->window_mean = from.Take<float>(window_read, plane_tokens);
+  c->window_variance = from.Take<float>(window_read, plane_tokens);
+  c->window_peak = from.Take<float>(window_read, plane_tokens);
+  c->window_latest = from.Take<float>(window_read, plane_tokens);
+  c->spreads = from.Take<PlaneSpread>(window_read, planes);
   c->host_scores = from.Take<float>(plan.request.policy.has_host(), plane_tokens);
   c->plane_scores = from.Take<float>(true, plane_tokens);
   c->row_scores = from.Take<float>(true, uint64_t{plan.rows} * shape.tokens);
@@ -244,6 +242,7 @@ absl::StatusOr<ScorePlan> PlanScore(const ScoreRequest& request, const Signals& 
   plan.record = LayOutRecord(shape, plan.needs);
   plan.rows = RowsOfRanks(request, /*ranks=*/1);
   plan.reads_window = ReadsWindow(plan.needs, signals);
+  plan.reads_queries = plan.reads_window || (plan.needs & kNeedQueries) != 0;
   plan.own_blocks = facts.own_blocks != nullptr && facts.own_blocks(request.policy.params);
   plan.first_reduced_layer = FirstReducedLayer(request);
   plan.workspace_bytes = HostWorkspaceBytes(plan, workers);

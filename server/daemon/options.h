@@ -79,7 +79,7 @@ struct DaemonOptions {
   std::string event_log;                 // File that records what engines ask for; empty: none.
   uint64_t event_log_bytes = 256 << 20;  // Most that the file and the part before it take together.
 
-  // ---- Device operations: Score, Prune, Compact, PlanBudgets
+  // ---- Device operations: Score, Select, Prune, Compact, PlanBudgets
   uint32_t score_threads = 1;  // Cores that a host device computes with. 1 to kMostScoreThreads.
   uint64_t score_features_bytes = 256 << 20;           // Memory of each device for features of full blocks.
   uint64_t score_workspace_bytes = uint64_t{1} << 30;  // Device memory that one operation may use besides.

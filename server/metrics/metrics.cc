@@ -605,9 +605,9 @@ void AddDecisions(const DaemonSnapshot& daemon, Families* out) {
 
 void AddDeviceOperations(const DaemonSnapshot& daemon, Families* out) {
   using Operations = DeviceOperationsSnapshot;
-  out->Histogram(
-      "kvpool_device_op_seconds",
-      "Time of Score, Prune, Compact and PlanBudgets on the device, by verb and policy; queueing aside.");
+  out->Histogram("kvpool_device_op_seconds",
+                 "Time of Score, Select, Prune, Compact and PlanBudgets on the device, by verb and policy; "
+                 "queueing aside.");
   for (const Operations& device : daemon.device_operations) {
     for (const auto& [labels, seconds] : device.seconds) {
       out->Add({{"device", device.device}, {"op", labels.first}, {"policy", labels.second}}, seconds);

@@ -204,6 +204,8 @@ void AcceptEngineCalls(const RpcSite<EngineService>& site, const EngineHost& hos
           &O::mutable_warmup_done, &R::warmup_done);
   AddVerb(site, host, "Score", &E::RequestScore, &v1::ScoreRequest::mutable_score, &O::mutable_score,
           &R::score);
+  AddVerb(site, host, "Select", &E::RequestSelect, &v1::SelectRequest::mutable_select, &O::mutable_select,
+          &R::select);
   AddVerb(site, host, "Prune", &E::RequestPrune, &v1::PruneRequest::mutable_prune, &O::mutable_prune,
           &R::prune);
   AddVerb(site, host, "Compact", &E::RequestCompact, &v1::CompactRequest::mutable_compact,

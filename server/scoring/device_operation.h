@@ -1,4 +1,4 @@
-// One Score, Prune, Compact or PlanBudgets on its way through the device.
+// One Score, Select, Prune, Compact or PlanBudgets on its way through the device.
 //
 //   state      done                                                   by
 //   prepared   refs checked, all planned, destinations leased         a verb, under the space's mutex
@@ -109,6 +109,7 @@ struct DeviceOperation {
   std::string tenant;                   // Whose turn it takes.
   std::vector<SequenceWork> sequences;  // One; PlanBudgets may have several.
   std::vector<RankWork> ranks;
+  uint32_t selected_blocks = 0;  // Select: blocks of each row.
   // ---- Prune and Compact alone
   scorers::Protection protection;
   std::vector<scorers::IndexRange> protect;

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/scorers/parts/order.h"
 #include "proto/support/status_macros.h"
 #include "server/scoring/budget_plan.h"
 #include "server/scoring/kept_digest.h"
@@ -139,6 +140,47 @@ absl::Status AnswerScore(DeviceOperation* operation) {
   result->set_blocks_read(BlocksRead(*operation));
   if (request.block_scores()) {
     operation->places = PlacesByScore(joined.blocks, sequence.rows(), sequence.shape().blocks());
+  }
+  return absl::OkStatus();
+}
+
+// A row of block scores, as the row's part of the answer.
+void SelectOfRow(const v1::Select& request, absl::Span<const float> bounds, uint32_t selected,
+                 std::vector<uint32_t>* order, v1::SelectResult* result) {
+  const auto blocks = static_cast<uint32_t>(bounds.size());
+  const uint32_t first = std::min(request.first_blocks(), blocks);
+  const uint32_t last = std::min(request.last_blocks(), blocks - first);
+  order->resize(blocks);
+  std::iota(order->begin(), order->end(), 0);
+  // Those that are always selected stand in front; the others are between `first` and the last ones.
+  std::rotate(order->begin() + first, order->end() - last, order->end());
+  std::partial_sort(order->begin() + first + last, order->begin() + selected, order->end(),
+                    [&](uint32_t a, uint32_t b) {
+                      return scorers::OrderOf(bounds[a], a) > scorers::OrderOf(bounds[b], b);
+                    });
+  for (uint32_t i = 0; i < selected; ++i) {
+    result->add_positions((*order)[i]);
+    if (request.bounds()) result->add_bounds(bounds[(*order)[i]]);
+  }
+}
+
+absl::Status AnswerSelect(DeviceOperation* operation) {
+  const v1::Select& request = operation->request.select();
+  const SequenceWork& sequence = operation->sequences[0];
+  const KvShape& shape = sequence.shape();
+  v1::SelectResult* result = operation->result.mutable_select();
+  result->set_rows(sequence.rows());
+  result->set_selected(operation->selected_blocks);
+  result->set_blocks_read(BlocksRead(*operation));
+  std::vector<uint32_t> order;
+  for (uint32_t layer = 0; layer < shape.layers; ++layer) {
+    for (const RankWork& rank : operation->ranks) {
+      const absl::Span<const float> bounds(rank.outcome.block_scores);
+      for (uint32_t plane = layer * shape.kv_heads; plane < (layer + 1) * shape.kv_heads; ++plane) {
+        SelectOfRow(request, bounds.subspan(size_t{plane} * shape.blocks(), shape.blocks()),
+                    operation->selected_blocks, &order, result);
+      }
+    }
   }
   return absl::OkStatus();
 }
@@ -348,6 +390,8 @@ RowChoice ChoiceOf(const DeviceOperation& operation) {
 
 WantedScores WantedOf(const DeviceOperation& operation, const RowChoice& choice) {
   if (operation.request.has_plan_budgets()) return {.spreads = true};
+  if (operation.request.has_select())
+    return {.blocks = true};  // Each row belongs to one head, and so to one rank.
   if (operation.sequences[0].shares[0].plan.rows == 0) return {};  // It is only moved.
   bool tokens = operation.request.has_score() && operation.request.score().token_scores();
   bool blocks = operation.request.has_score() && operation.request.score().block_scores();
@@ -367,6 +411,8 @@ absl::Status AnswerOperation(DeviceOperation* operation) {
   switch (operation->request.verb_case()) {
     case v1::Operation::kScore:
       return AnswerScore(operation);
+    case v1::Operation::kSelect:
+      return AnswerSelect(operation);
     case v1::Operation::kPrune:
       return AnswerPrune(operation);
     case v1::Operation::kCompact:

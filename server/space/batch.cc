@@ -846,6 +846,7 @@ void Batches::ApplyVerb(Turn& turn, Member* member, const v1::Operation& operati
                                      result->mutable_choose_episode()),
                     result);
     case v1::Operation::kScore:
+    case v1::Operation::kSelect:
     case v1::Operation::kPrune:
     case v1::Operation::kCompact:
     case v1::Operation::kOpenSession:

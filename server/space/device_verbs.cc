@@ -129,6 +129,8 @@ absl::StatusOr<std::shared_ptr<DeviceOperation>> DeviceVerbs::Prepare(Turn& turn
   const v1::Operation& own = operation->request;  // What is staged out of the request is read when it runs.
   if (own.has_score()) {
     status = PrepareScore(turn, own.score(), operation.get());
+  } else if (own.has_select()) {
+    status = PrepareSelect(turn, own.select(), operation.get());
   } else if (own.has_prune()) {
     status = PreparePrune(turn, own.prune(), operation.get());
   } else if (own.has_compact()) {
@@ -288,6 +290,35 @@ absl::Status DeviceVerbs::PrepareScore(Turn& turn, const v1::Score& score, Devic
   const uint64_t rows = work.rows();
   return CheckNumbers("score", (score.token_scores() ? rows * work.shape().tokens : 0) +
                                    (score.block_scores() ? rows * work.shape().blocks() : 0));
+}
+
+absl::Status DeviceVerbs::PrepareSelect(Turn& turn, const v1::Select& select, DeviceOperation* operation) {
+  SequenceWork& work = operation->sequences.emplace_back();
+  RETURN_IF_ERROR(PrepareSequence(turn, *operation->session, select.sequence(), &work));
+  RETURN_IF_ERROR(StageWindow(turn, *operation->session, select.window(), &work));
+  v1::Policy policy;
+  policy.set_name("quest");
+  v1::Reductions reductions;
+  reductions.set_over_tokens(v1::TOKEN_REDUCTION_MAX);  // All of a block's tokens have its bound.
+  RETURN_IF_ERROR(PlanWork({.policy = &policy, .reductions = &reductions, .scope = v1::SCOPE_HEAD}, &work));
+  operation->policy = work.request.policy.facts().name;
+  const uint32_t per_block = work.shape().tokens_per_block;
+  if (select.has_budget_tokens() && select.budget_tokens() < per_block) {
+    return absl::InvalidArgumentError(absl::StrCat("select.budget_tokens is ", select.budget_tokens(),
+                                                   "; must be at least the tokens of a block, ", per_block));
+  }
+  const uint32_t budget =
+      select.has_budget_blocks() ? select.budget_blocks() : select.budget_tokens() / per_block;
+  const uint32_t blocks = work.shape().blocks();
+  const uint32_t first = std::min(select.first_blocks(), blocks);
+  const uint32_t always = first + std::min(select.last_blocks(), blocks - first);
+  if (always > budget) {
+    return absl::InvalidArgumentError(absl::StrCat("select: first_blocks and last_blocks are ", always,
+                                                   " blocks of this sequence; the budget is ", budget));
+  }
+  operation->selected_blocks = std::min(budget, blocks);
+  return CheckNumbers("select",
+                      uint64_t{work.rows()} * operation->selected_blocks * (select.bounds() ? 2 : 1));
 }
 
 absl::Status DeviceVerbs::PreparePrune(Turn& turn, const v1::Prune& prune, DeviceOperation* operation) {

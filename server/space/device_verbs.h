@@ -1,4 +1,4 @@
-// Score, Prune, Compact and PlanBudgets against one space: what happens to them under its mutex, before and
+// Score, Select, Prune, Compact and PlanBudgets against one space: what happens to them under its mutex, before and
 // after the device (server/scoring/device_operation.h).
 //
 //   Prepare   refs checked, policy bound, signals staged, destinations leased
@@ -70,6 +70,7 @@ class DeviceVerbs {
   absl::Status PrepareSequence(Turn& turn, const Session& session, const v1::Sequence& sequence,
                                SequenceWork* work);
   absl::Status PrepareScore(Turn& turn, const v1::Score& score, DeviceOperation* operation);
+  absl::Status PrepareSelect(Turn& turn, const v1::Select& select, DeviceOperation* operation);
   absl::Status PreparePrune(Turn& turn, const v1::Prune& prune, DeviceOperation* operation);
   absl::Status PrepareCompact(Turn& turn, const v1::Compact& compact, DeviceOperation* operation);
   // Binds the policy and plans the scoring of work's sequence, with the signals that are staged,

@@ -166,6 +166,7 @@ std::optional<size_t> BlockVerbs::Apply(Turn& turn, Session* session, const v1::
     case v1::Operation::kOpenSession:
     case v1::Operation::kAddMember:
     case v1::Operation::kScore:
+    case v1::Operation::kSelect:
     case v1::Operation::kPrune:
     case v1::Operation::kCompact:
     case v1::Operation::kPlanBudgets:

@@ -50,6 +50,7 @@ const google::protobuf::RepeatedField<uint64_t>& BlocksOf(const v1::Operation& o
     case v1::Operation::kOpenSession:
     case v1::Operation::kAddMember:
     case v1::Operation::kScore:
+    case v1::Operation::kSelect:
     case v1::Operation::kPrune:
     case v1::Operation::kCompact:
     case v1::Operation::kPlanBudgets:
@@ -65,6 +66,9 @@ BlockLists BlockListsOf(const v1::Operation& operation) {
   BlockLists lists;
   if (operation.has_score()) {
     AddSequence(operation.score().sequence(), &operation.score().signals(), &lists);
+  } else if (operation.has_select()) {
+    AddSequence(operation.select().sequence(), nullptr, &lists);
+    AddData(operation.select().window().data(), &lists);
   } else if (operation.has_prune()) {
     AddSequence(operation.prune().sequence(), &operation.prune().signals(), &lists);
   } else if (operation.has_compact()) {

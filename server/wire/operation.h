@@ -13,8 +13,8 @@ namespace kvpool {
 
 // Does the verb run on the device, outside the space's mutex?
 inline bool IsDeviceOperation(v1::Operation::VerbCase verb) {
-  return verb == v1::Operation::kScore || verb == v1::Operation::kPrune || verb == v1::Operation::kCompact ||
-         verb == v1::Operation::kPlanBudgets;
+  return verb == v1::Operation::kScore || verb == v1::Operation::kSelect || verb == v1::Operation::kPrune ||
+         verb == v1::Operation::kCompact || verb == v1::Operation::kPlanBudgets;
 }
 
 // Does the verb have several lists of blocks, or arrays beside them?

@@ -123,6 +123,7 @@ bool MayWait(v1::Operation::VerbCase verb) {
     case v1::Operation::kWarmupDone:
     case v1::Operation::kCloseSession:
     case v1::Operation::kScore:
+    case v1::Operation::kSelect:
     case v1::Operation::kPrune:
     case v1::Operation::kCompact:
     case v1::Operation::kPlanBudgets:
@@ -234,6 +235,8 @@ absl::Status ValidateOperation(const v1::Operation& operation, uint32_t groups) 
       return CheckKnown("close_session", operation.close_session());
     case v1::Operation::kScore:
       return ValidateScore(operation.score(), groups);
+    case v1::Operation::kSelect:
+      return ValidateSelect(operation.select(), groups);
     case v1::Operation::kPrune:
       return ValidatePrune(operation.prune(), groups);
     case v1::Operation::kCompact:

@@ -248,6 +248,26 @@ absl::Status ValidateScore(const v1::Score& score, uint32_t groups) {
   return Invalid("score: neither token_scores nor block_scores is set; at least one must be");
 }
 
+absl::Status ValidateSelect(const v1::Select& select, uint32_t groups) {
+  RETURN_IF_ERROR(CheckKnown("select", select));
+  NamedBlocks named;
+  RETURN_IF_ERROR(Check(select.sequence(), groups, &named));
+  if (!select.has_window())
+    return Invalid("select has no window: its queries are what blocks are selected for");
+  RETURN_IF_ERROR(Check(select.window(), &named));
+  RETURN_IF_ERROR(CheckRange("select.first_blocks", select.first_blocks(), 0, kMaxNames));
+  RETURN_IF_ERROR(CheckRange("select.last_blocks", select.last_blocks(), 0, kMaxNames));
+  switch (select.budget_case()) {
+    case v1::Select::kBudgetTokens:
+      return CheckRange("select.budget_tokens", select.budget_tokens(), 1, kMaxSequenceTokens);
+    case v1::Select::kBudgetBlocks:
+      return CheckRange("select.budget_blocks", select.budget_blocks(), 1, kMaxNames);
+    case v1::Select::BUDGET_NOT_SET:
+      break;
+  }
+  return Invalid("select has no budget: budget_tokens or budget_blocks must be set");
+}
+
 absl::Status ValidatePrune(const v1::Prune& prune, uint32_t groups) {
   RETURN_IF_ERROR(CheckKnown("prune", prune));
   RETURN_IF_ERROR(CheckScoring(prune, groups));

@@ -11,6 +11,7 @@ namespace kvpool {
 
 // `groups`: how many layer groups the space has. INVALID_ARGUMENT names field, value and limit.
 absl::Status ValidateScore(const v1::Score& score, uint32_t groups);
+absl::Status ValidateSelect(const v1::Select& select, uint32_t groups);
 absl::Status ValidatePrune(const v1::Prune& prune, uint32_t groups);
 absl::Status ValidateCompact(const v1::Compact& compact, uint32_t groups);
 absl::Status ValidatePlanBudgets(const v1::PlanBudgets& plan, uint32_t groups);

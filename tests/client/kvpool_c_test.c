@@ -162,6 +162,22 @@ static void prune(kvpool_session* session) {
   kvpool_release(session, blocks, 4, KVPOOL_CURRENT_STEP);
 }
 
+/* A serialised kvpool.v1.Operation { select { sequence { blocks: … } window { queries: 1 q_heads: 1 data { inlined: 4 bytes } }
+ * budget_blocks: 1 } }, whose answer is that this layout says nothing of keys. */
+static void select_blocks(kvpool_session* session) {
+  kvpool_block block;
+  CHECK(kvpool_lease_within(session, &block, 1, kTimeoutMs) == KVPOOL_OK);
+  uint8_t request[] = {0xb2, 0x01, 28,   0x0a, 10,   0x12, 8,    0, 0,    0, 0, 0, 0, 0, 0,   0,
+                       0x12, 12,   0x08, 1,    0x10, 1,    0x2a, 6, 0x0a, 4, 0, 0, 0, 0, 0x20, 1};
+  for (int i = 0; i < 8; ++i) request[7 + i] = (uint8_t)(block >> 8 * i);
+  kvpool_operation* operation = NULL;
+  CHECK(kvpool_operation_start(session, request, sizeof(request), &operation) == KVPOOL_OK);
+  CHECK(kvpool_operation_wait(operation, kTimeoutMs, NULL, NULL) == KVPOOL_FAILED_PRECONDITION);
+  CHECK(strstr(kvpool_last_error(), "opaque") != NULL);
+  kvpool_operation_free(operation);
+  kvpool_release(session, &block, 1, KVPOOL_CURRENT_STEP);
+}
+
 /* Two layers' budgets: a serialised kvpool.v1.Operation { plan_budgets { method: UNIFORM layers: 2 tokens_per_layer: 7 } }. */
 static void plan(kvpool_session* session) {
   const uint8_t request[] = {0x9a, 0x01, 6, 0x08, 1, 0x10, 2, 0x18, 7};
@@ -398,6 +414,7 @@ int main(int argc, char** argv) {
     return 0;
   }
   prune(session);
+  select_blocks(session);
   plan(session);
   episodes(session);
 

@@ -198,6 +198,40 @@ TEST_F(ScoringTest, ScoresAndBudgetsComeBack) {
   EXPECT_EQ(planned->budget_tokens(7), 17 + 64);
 }
 
+// The block that holds the key which a query looks for is selected, whichever it is.
+TEST_F(ScoringTest, ASelectionHasTheBlocksThatQueriesLookInto) {
+  LiveSequence sequence(session_.get());
+  Generate(&sequence, 30);
+  std::vector<float> query(size_t{kLayers} * kHeads * kDim);
+  for (const uint32_t token : {1u, 14u, 22u}) {
+    for (uint32_t layer = 0; layer < kLayers; ++layer) {
+      for (uint32_t head = 0; head < kHeads; ++head) {
+        const float* const key = RowAt(sequence, false, layer, token, head);
+        std::copy(key, key + kDim, &query[(layer * kHeads + head) * kDim]);
+        for (uint32_t dim = 0; dim < kDim; ++dim) RowAt(sequence, false, layer, token, head)[dim] *= 4;
+      }
+    }
+    v1::Select request;
+    *request.mutable_sequence() = sequence.ToProto();
+    request.mutable_sequence()->set_fresh(true);
+    request.mutable_window()->set_queries(1);
+    request.mutable_window()->set_q_heads(kHeads);
+    request.mutable_window()->mutable_data()->set_inlined(query.data(), query.size() * sizeof(float));
+    request.set_budget_blocks(2);
+    request.set_last_blocks(1);
+    auto pending = session_->Select(request);
+    ASSERT_TRUE(pending.ok()) << pending.status();
+    const absl::StatusOr<v1::SelectResult> selected = pending->Wait(Soon());
+    ASSERT_TRUE(selected.ok()) << selected.status();
+    ASSERT_EQ(selected->positions_size(), 2 * static_cast<int>(kLayers * kHeads));
+    for (int row = 0; row < static_cast<int>(kLayers * kHeads); ++row) {
+      EXPECT_EQ(selected->positions(2 * row), 7) << "the block that is being written";
+      EXPECT_EQ(selected->positions(2 * row + 1), token / 4) << "row " << row;
+    }
+  }
+  EXPECT_EQ(sequence.tokens(), 30);
+}
+
 TEST_F(ScoringTest, EveryVerbReadsBlocksAnewThatAreFresh) {
   LiveSequence sequence(session_.get());
   Generate(&sequence, 16);

@@ -251,7 +251,7 @@ void Vary(Input* input, v1::Layout* layout) {
 v1::Operation DeviceOperationOn(Input* input, const std::vector<uint64_t>& blocks,
                                 const std::vector<uint64_t>& scratch) {
   v1::Operation operation;
-  switch (input->Below(4)) {
+  switch (input->Below(5)) {
     case 0: {
       v1::Score* const score = operation.mutable_score();
       FillScoring(input, blocks, scratch, score);
@@ -284,6 +284,23 @@ v1::Operation DeviceOperationOn(Input* input, const std::vector<uint64_t>& block
         compact->set_scope(static_cast<v1::Scope>(input->Below(5)));
       }
       compact->set_keep_sources(input->OneIn(4));
+      break;
+    }
+    case 3: {
+      v1::Select* const select = operation.mutable_select();
+      *select->mutable_sequence() = SequenceOf(input, blocks);
+      if (!input->OneIn(8)) *select->mutable_window() = WindowOf(input);
+      if (!scratch.empty() && input->OneIn(2))
+        PointInto(input, scratch, select->mutable_window()->mutable_data());
+      if (input->OneIn(4)) {
+        select->set_budget_tokens(input->OneIn(4) ? static_cast<uint32_t>(input->Number())
+                                                  : input->Below(24));
+      } else {
+        select->set_budget_blocks(input->OneIn(8) ? static_cast<uint32_t>(input->Number()) : input->Below(6));
+      }
+      select->set_first_blocks(input->OneIn(8) ? static_cast<uint32_t>(input->Number()) : input->Below(2));
+      select->set_last_blocks(input->OneIn(8) ? static_cast<uint32_t>(input->Number()) : input->Below(2));
+      select->set_bounds(input->OneIn(2));
       break;
     }
     default: {

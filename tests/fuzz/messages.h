@@ -27,7 +27,7 @@ void AddWindowedGroup(v1::Layout* layout);
 // element, planes that overlap or leave the block, groups and layers in any number.
 void Vary(Input* input, v1::Layout* layout);
 
-// Score, Prune, Compact or PlanBudgets of a sequence of these blocks. It mostly fits ScoredLayout(). Arrays may be in
+// Score, Select, Prune, Compact or PlanBudgets of a sequence of these blocks. It mostly fits ScoredLayout(). Arrays may be in
 // `scratch`.
 v1::Operation DeviceOperationOn(Input* input, const std::vector<uint64_t>& blocks,
                                 const std::vector<uint64_t>& scratch);

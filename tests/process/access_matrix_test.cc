@@ -63,9 +63,10 @@ const std::map<std::string, Need>& Needs() {
         {"grpc.health.v1.Health.Watch", Need::kNothing},
         {"grpc.reflection.v1alpha.ServerReflection.ServerReflectionInfo", Need::kNothing},
     };
-    for (const char* verb : {"Lease", "Seal", "Match", "Release", "Ref", "Touch", "Fence", "Pin", "Unpin",
-                             "SetRetention", "WarmupDone", "Score", "Prune", "Compact", "PlanBudgets",
-                             "PutEpisode", "ChooseEpisode", "CloseSession", "Step"}) {
+    for (const char* verb :
+         {"Lease",   "Seal",        "Match",        "Release",       "Ref",          "Touch",  "Fence",
+          "Pin",     "Unpin",       "SetRetention", "WarmupDone",    "Score",        "Select", "Prune",
+          "Compact", "PlanBudgets", "PutEpisode",   "ChooseEpisode", "CloseSession", "Step"}) {
       rows->emplace(absl::StrCat("kvpool.v1.Engine.", verb), Need::kOwnToken);
     }
     for (const char* verb : {"ListSpaces", "ListSessions", "ListBlocks", "GetStats", "Explain", "GetPolicies",

@@ -261,6 +261,16 @@ TEST_P(RpcStepTest, VerbsOnTheDeviceAnswerLateAndAlike) {
   v1::ScoreResult scored;
   call(&v1::Engine::Stub::Score, score, &scored);
   EXPECT_EQ(scored.block_scores_size(), 5);
+  v1::SelectRequest select;
+  *select.mutable_select()->mutable_sequence() = sequence;
+  select.mutable_select()->mutable_window()->set_queries(1);
+  select.mutable_select()->mutable_window()->set_q_heads(1);
+  select.mutable_select()->mutable_window()->mutable_data()->set_inlined(
+      std::string(4 * sizeof(float), '\0'));
+  select.mutable_select()->set_budget_blocks(2);
+  v1::SelectResult selected;
+  call(&v1::Engine::Stub::Select, select, &selected);
+  EXPECT_EQ(selected.selected(), 2u);
   v1::PruneRequest prune;
   *prune.mutable_prune()->mutable_sequence() = sequence;
   prune.mutable_prune()->set_budget_blocks(4);
@@ -288,16 +298,19 @@ TEST_P(RpcStepTest, VerbsOnTheDeviceAnswerLateAndAlike) {
   *batch.add_operations()->mutable_score() = score.score();
   *batch.add_operations()->mutable_prune() = prune.prune();
   *batch.add_operations()->mutable_plan_budgets() = plan.plan_budgets();
+  *batch.add_operations()->mutable_select() = select.select();
   *batch.add_operations()->mutable_release()->mutable_blocks() = sequence.blocks();
   ASSERT_TRUE(stream->Write(batch));
-  const std::vector<v1::OperationResult> results = AllResults(stream.get(), batch.sequence(), 4);
+  const std::vector<v1::OperationResult> results = AllResults(stream.get(), batch.sequence(), 5);
   scored.set_blocks_read(0);  // The features are in the cache now.
   pruned.set_blocks_read(0);
+  selected.set_blocks_read(0);
   EXPECT_EQ(results[0].score().SerializeAsString(), scored.SerializeAsString());
   EXPECT_EQ(results[1].prune().SerializeAsString(), pruned.SerializeAsString());
   EXPECT_EQ(results[2].plan_budgets().SerializeAsString(), planned.SerializeAsString());
-  EXPECT_TRUE(results[3].has_release());
-  EXPECT_EQ(results[3].release().refused_size(), 0);
+  EXPECT_EQ(results[3].select().SerializeAsString(), selected.SerializeAsString());
+  EXPECT_TRUE(results[4].has_release());
+  EXPECT_EQ(results[4].release().refused_size(), 0);
 }
 
 TEST_P(RpcStepTest, AStreamOpensItsOwnSession) {

@@ -268,6 +268,56 @@ def test_budgets_by_what_queries_look_at(daemon):
             session.complete_step()
 
 
+def quests_bounds(keys, queries):
+    """[rows, blocks] of K [blocks, layers, tokens, heads, dim] and queries [layers, queries, query heads, dim]: Quest's formula."""
+    layers, count, q_heads, dim = queries.shape
+    heads = keys.shape[3]
+    of_head = queries.reshape(layers, count, heads, q_heads // heads, dim).transpose(0, 2, 1, 3, 4).reshape(layers, heads, 1, -1, dim)
+    least, greatest = (bound.transpose(1, 2, 0, 3)[:, :, :, None] for bound in (keys.min(2), keys.max(2)))
+    return np.maximum(of_head * least, of_head * greatest).sum(-1).max(-1).reshape(layers * heads, -1) / dim ** .5
+
+
+def test_a_selection_has_the_blocks_of_the_greatest_bounds(daemon, session):
+    rng = np.random.default_rng(2)
+    with session.lease(9) as blocks:
+        k, _ = pool(session)
+        k[blocks.ids] = rng.normal(size=(9, *k.shape[1:]))
+        layers, heads, dim = k.shape[1], k.shape[3], k.shape[4]
+        queries = rng.normal(size=(layers, 3, 2 * heads, dim)).astype(np.float32)
+        table, window = kvpool.BlockTable(blocks), kvpool.QueryWindow(queries)
+        bounds = quests_bounds(k[blocks.ids], queries)
+        selection = session.select(table, window, budget_blocks=4, first_blocks=0, last_blocks=0, bounds=True).wait()
+        best = np.argsort(-bounds, axis=1)[:, :4]
+        assert selection.positions.tolist() == best.tolist() and selection.positions.dtype == np.uint32
+        assert np.allclose(selection.bounds, np.take_along_axis(bounds, best, 1), rtol=1e-4, atol=1e-5)
+        assert selection.blocks_read == 9
+        # The first and the last block are always in.
+        ends = session.select(table, window, budget_tokens=4 * 16 + 15)
+        positions = ends.wait().positions
+        assert (positions[:, :2] == [0, 8]).all()
+        among = np.argsort(-bounds[:, 1:8], axis=1)[:, :2] + 1
+        assert positions[:, 2:].tolist() == among.tolist()
+        assert session.select(table, window, budget_blocks=2).wait().bounds is None
+        session.begin_step()
+        assert session.select(table, window, budget_blocks=9, after=0).wait().blocks_read == 0
+        later = session.select(table, window, budget_blocks=9)
+        assert not later.ready
+        session.complete_step()
+        later = later.wait()
+        assert sorted(later.positions[0].tolist()) == list(range(9)) and later.blocks_read == 0
+        for told, words in ((dict(), "one of budget_tokens and budget_blocks"),
+                            (dict(budget_tokens=16, budget_blocks=1), "one of budget_tokens and budget_blocks")):
+            with pytest.raises(kvpool.InvalidArgumentError, match=words):
+                session.select(table, window, **told)
+        with pytest.raises(kvpool.InvalidArgumentError, match="are 2 blocks of this sequence; the budget is 1"):
+            session.select(table, window, budget_blocks=1).wait()
+        for wrong, words in (((blocks, window), r"table is .*; must be a LiveSequence or a BlockTable"),
+                             ((table, "queries"), "window is 'queries'; must be a QueryWindow")):
+            with pytest.raises(TypeError, match=words):
+                session.select(*wrong, budget_blocks=2)
+        assert held(daemon)["leased"] == 1 + 9  # One is the sink.
+
+
 def test_budgets_by_statistics(session):
     plan = session.plan_budgets("epicache", 100, statistics=[0.9, 0.1, 0.5], params={"power": 1})
     assert sum(plan.budget_tokens) == 300 and plan.weights == [0.9, 0.1, 0.5]

@@ -178,6 +178,7 @@ TEST_F(ComputeTest, EveryTypeAndLayoutScoresAsOnTheHost) {
       {"triattention", {{"pairing", "interleaved"}}},
       {"expected_attention", {}},
       {"mpcache", {{"stage", "dynamic"}}},
+      {"quest", {}},
       {"snapkv", {}},
       {"cake", {}},
       {"rkv", {{"threshold", "0.1"}, {"search", "20"}}},

@@ -228,6 +228,19 @@ TEST(InvariantsTest, BoundsAreAboveEveryKeyOfTheBlock) {
             }
           EXPECT_GE(bounds->tokens[(l * kAllHeads + h) * 30 + t], product - 1e-5);
         }
+    const auto of_any = ScoreSequence(sequence.kv(), all.s, "quest", {}, {.scope = Scope::kHead});
+    ASSERT_TRUE(of_any.ok());
+    for (uint32_t l = 0; l < kAllLayers; ++l)
+      for (uint32_t w = 0; w < kQueries; ++w)
+        for (uint32_t head = 0; head < kAllHeads * kGroup; ++head)
+          for (uint32_t t = 0; t < 30; ++t) {
+            double product = 0;
+            for (uint32_t d = 0; d < kHeadDim; ++d) {
+              const uint32_t at = ((l * kQueries + w) * kAllHeads * kGroup + head) * kHeadDim + d;
+              product += queries[at] * sequence.K(l, t, head / kGroup, d) / std::sqrt(kHeadDim);
+            }
+            EXPECT_GE(of_any->tokens[(l * kAllHeads + head / kGroup) * 30 + t], product - 1e-5);
+          }
   }
 }
 

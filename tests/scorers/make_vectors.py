@@ -391,6 +391,16 @@ def mpcache_dynamic(l, h, bound):
     return out
 
 
+def quest(l, h):
+    ks, out = keys(l, h), []
+    for first in range(0, T, B):
+        part = ks[first:first + B]
+        bounds = [sum(max(x * min(c), x * max(c)) for x, c in zip(Q[l][w][h * G + g], zip(*part))) / math.sqrt(D)
+                  for w in range(W) for g in range(G)]
+        out += [max(bounds)] * len(part)
+    return out
+
+
 GATE = normal(L, H, 11)
 
 
@@ -579,6 +589,7 @@ case("mpcache", per_plane(mpcache_static), {"queries": Q, **KV})
 case("mpcache", per_plane(lambda l, h: mpcache_dynamic(l, h, "upper")), {"queries": Q, **KV}, ["stage=dynamic"])
 case("mpcache", per_plane(lambda l, h: mpcache_dynamic(l, h, "linear")), {"queries": Q, **KV},
      ["stage=dynamic", "bound=linear"])
+case("quest", per_plane(quest), {"queries": Q, **KV})
 case("attention_gate", KEEP, {"keep": KEEP, **KV})
 case("attention_gate", per_plane(gate), {"hidden": HIDDEN, "weights": GATE, **KV}, ["source=gate"])
 case("learned_mlp", per_plane(lambda l, h: [mlp(MLP, x) for x in HIDDEN[l]]), {"hidden": HIDDEN, **MLP, **KV})

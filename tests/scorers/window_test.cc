@@ -96,6 +96,7 @@ void Check(const Case& test) {
     const std::string what = absl::StrCat(rows->name, " ", test.queries, "x", test.group);
     for (uint32_t plane = 0; plane < shape.planes(); ++plane) {
       WithDtype(test.dtype, Defined{team, e, plane});
+      LoadQueries(team, a, plane);
       AttendPlane(team, a, plane, aligned);
       ASSERT_NEAR(a.spreads[plane].entropy, e.spreads[plane].entropy, 1e-4 * e.spreads[plane].entropy + 1e-6)
           << what;

@@ -290,6 +290,29 @@ TEST_F(ScoreRanksTest, CompactGathersTheSameTokensOnEveryRank) {
   }
 }
 
+TEST_F(ScoreRanksTest, SelectionsAreThoseOfTheHeadsOfAllRanks) {
+  const Both signals = Everything();
+  v1::Operation whole, ranked;
+  for (v1::Operation* operation : {&whole, &ranked}) {
+    const bool is_whole = operation == &whole;
+    v1::Select* select = operation->mutable_select();
+    *select->mutable_sequence() =
+        ScoreOp(is_whole ? whole_blocks_ : ranked_blocks_, kTokens - 1).score().sequence();
+    *select->mutable_window() = is_whole ? signals.whole.window() : signals.ranked.window();
+    select->set_budget_blocks(3);
+    select->set_last_blocks(1);
+    select->set_bounds(true);
+  }
+  const v1::SelectResult a = RunOk(whole_.get(), whole).select();
+  const v1::SelectResult b = RunOk(ranked_.get(), ranked).select();
+  EXPECT_EQ(a.rows(), kLayers * kAllHeads);
+  EXPECT_EQ(b.rows(), a.rows());
+  EXPECT_EQ(b.blocks_read(), kBlocks);
+  EXPECT_EQ(std::vector<uint32_t>(a.positions().begin(), a.positions().end()),
+            std::vector<uint32_t>(b.positions().begin(), b.positions().end()));
+  ExpectNear(a.bounds(), b.bounds(), "bounds");
+}
+
 TEST_F(ScoreRanksTest, BudgetsArePlannedFromTheHeadsOfAllRanks) {
   const Both signals = Everything();
   for (const v1::BudgetMethod method : {v1::BUDGET_METHOD_CAKE, v1::BUDGET_METHOD_D2O}) {

@@ -64,6 +64,20 @@ v1::Operation Compact(const VerbSubject& subject) {
   return operation;
 }
 
+void SetWindow(v1::QueryWindow* window) {
+  window->set_queries(2);
+  window->set_q_heads(kHeads);
+  const std::vector<float> queries(size_t{kLayers} * 2 * kHeads * kDim, 1);
+  window->mutable_data()->set_inlined(queries.data(), queries.size() * sizeof(float));
+}
+
+v1::Operation Select(const VerbSubject& subject) {
+  v1::Operation operation = OfSequence(subject, &v1::Operation::mutable_select);
+  SetWindow(operation.mutable_select()->mutable_window());
+  operation.mutable_select()->set_budget_blocks(1);
+  return operation;
+}
+
 v1::Operation PlanBudgets(const VerbSubject& subject) {
   v1::Operation operation;
   v1::PlanBudgets* plan = operation.mutable_plan_budgets();
@@ -71,10 +85,7 @@ v1::Operation PlanBudgets(const VerbSubject& subject) {
   plan->set_tokens_per_layer(kTokens);
   v1::GroupSequence* group = plan->add_sequences();
   group->mutable_sequence()->mutable_blocks()->Add(subject.leased.begin(), subject.leased.end());
-  group->mutable_window()->set_queries(2);
-  group->mutable_window()->set_q_heads(kHeads);
-  const std::vector<float> queries(size_t{kLayers} * 2 * kHeads * kDim, 1);
-  group->mutable_window()->mutable_data()->set_inlined(queries.data(), queries.size() * sizeof(float));
+  SetWindow(group->mutable_window());
   return operation;
 }
 
@@ -162,6 +173,7 @@ const std::map<std::string, VerbRow>& VerbRows() {
          return operation;
        }},
       {"score", Score},
+      {"select", Select},
       {"prune", Prune},
       {"compact", Compact},
       {"plan_budgets", PlanBudgets},

@@ -5,9 +5,9 @@ import atexit as _atexit
 from kvpool import errors as errors
 from kvpool._core import (BlockArray, BlockCopier, Blocks, BlockTable, BudgetPlan, CompactResult, EpisodeHit, Layout,
                           LayerGroup, LiveSequence, MatchHit, Notice, PendingCompact, PendingEpisode, PendingMatch,
-                          PendingPrune, PendingPutEpisode, PendingScore, PendingSeal, Plane, PrefixHasher, Protection,
-                          PruneResult, PutEpisodeResult, QueryWindow, ScoreResult, Scorer, SealOutcome, Session,
-                          Signal, StreamPoint, View, close_all)
+                          PendingPrune, PendingPutEpisode, PendingScore, PendingSeal, PendingSelect, Plane, PrefixHasher,
+                          Protection, PruneResult, PutEpisodeResult, QueryWindow, ScoreResult, Scorer, SealOutcome,
+                          SelectResult, Session, Signal, StreamPoint, View, close_all)
 from kvpool._core import version as _version
 from kvpool.errors import *  # noqa: F403
 from kvpool.errors import __all__ as _errors
@@ -15,9 +15,9 @@ from kvpool.errors import __all__ as _errors
 __all__ = [
     "BlockArray", "BlockCopier", "Blocks", "BlockTable", "BudgetPlan", "CompactResult", "EpisodeHit", "Layout",
     "LayerGroup", "LiveSequence", "MatchHit", "Notice", "PendingCompact", "PendingEpisode", "PendingMatch",
-    "PendingPrune", "PendingPutEpisode", "PendingScore", "PendingSeal", "Plane", "PrefixHasher", "Protection",
-    "PruneResult", "PutEpisodeResult", "QueryWindow", "ScoreResult", "Scorer", "SealOutcome", "Session", "Signal",
-    "StreamPoint", "View", "__version__",
+    "PendingPrune", "PendingPutEpisode", "PendingScore", "PendingSeal", "PendingSelect", "Plane", "PrefixHasher",
+    "Protection", "PruneResult", "PutEpisodeResult", "QueryWindow", "ScoreResult", "Scorer", "SealOutcome", "SelectResult",
+    "Session", "Signal", "StreamPoint", "View", "__version__",
     "block_id", "errors",
 ]
 __all__ += _errors  # type checkers know this form

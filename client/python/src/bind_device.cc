@@ -1,4 +1,5 @@
-// Verbs that run on the device, for engines that keep their own tables: score, prune, compact, plan_budgets.
+// Verbs that run on the device, for engines that keep their own tables: score, select, prune, compact,
+// plan_budgets.
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -29,12 +30,18 @@ void BindPending(nb::module_& module, const char* name, const char* doc) {
           "Takes the answer, once. DeadlineExceededError: it may be waited for again.");
 }
 
+// Numbers as [rows][columns].
+template <typename Number>
+nb::object TableOf(const google::protobuf::RepeatedField<Number>& numbers, uint32_t rows, uint32_t columns) {
+  using Numbers = std::vector<Number>;
+  auto* copy = new Numbers(numbers.begin(), numbers.end());
+  const nb::capsule owner(copy, [](void* array) noexcept { delete static_cast<Numbers*>(array); });
+  return nb::cast(nb::ndarray<nb::numpy, Number, nb::ndim<2>>(copy->data(), {rows, columns}, owner));
+}
+
 // Scores as [rows][columns], or none if they were not asked for.
 nb::object Scores(const google::protobuf::RepeatedField<float>& scores, uint32_t rows, uint32_t columns) {
-  if (scores.empty()) return nb::none();
-  auto* copy = new std::vector<float>(scores.begin(), scores.end());
-  const nb::capsule owner(copy, [](void* array) noexcept { delete static_cast<std::vector<float>*>(array); });
-  return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<2>>(copy->data(), {rows, columns}, owner));
+  return scores.empty() ? nb::none() : TableOf(scores, rows, columns);
 }
 
 void BindScores(nb::module_& module) {
@@ -65,6 +72,32 @@ void BindScores(nb::module_& module) {
   nb::class_<PyBudgetPlan>(module, "BudgetPlan", "How budgets are spread over layers.")
       .def_ro("budget_tokens", &PyBudgetPlan::budget_tokens, "One for each layer.")
       .def_ro("weights", &PyBudgetPlan::weights, "What they were planned by.");
+}
+
+void BindSelection(nb::module_& module) {
+  nb::class_<PySelectResult>(module, "SelectResult", "The blocks that a sparse attention kernel reads.")
+      .def_prop_ro(
+          "positions",
+          [](const PySelectResult& result) {
+            return TableOf(result.proto.positions(), result.proto.rows(), result.proto.selected());
+          },
+          nb::sig("def positions(self) -> numpy.typing.NDArray[numpy.uint32]"),
+          "[rows, selected]: indices into the table. A row is a KV head of a layer, of all ranks, layer by "
+          "layer. In it first\n"
+          "those that are always selected, ascending, then the others, best first.")
+      .def_prop_ro(
+          "bounds",
+          [](const PySelectResult& result) {
+            return Scores(result.proto.bounds(), result.proto.rows(), result.proto.selected());
+          },
+          nb::sig("def bounds(self) -> numpy.typing.NDArray[numpy.float32] | None"),
+          "[rows, selected]: no logit of these queries in the block is above it.")
+      .def_prop_ro(
+          "blocks_read", [](const PySelectResult& result) { return result.proto.blocks_read(); },
+          "Blocks whose K was read; the others' bounds of keys were kept.");
+
+  BindPending<v1::SelectResult, PySelectResult>(module, "PendingSelect",
+                                                "A selection on its way. May be dropped.");
 }
 
 template <typename Numbers>
@@ -215,6 +248,28 @@ PyBudgetPlan PlanBudgets(const SessionPtr& session, const std::string& method, u
           .weights = {result.weights().begin(), result.weights().end()}};
 }
 
+PyPending<v1::SelectResult> Select(const SessionPtr& session, nb::handle table, nb::handle window,
+                                   std::optional<uint32_t> budget_tokens,
+                                   std::optional<uint32_t> budget_blocks, uint32_t first_blocks,
+                                   uint32_t last_blocks, bool bounds, bool fresh,
+                                   std::optional<uint64_t> after) {
+  if (budget_tokens.has_value() == budget_blocks.has_value()) {
+    throw StatusError(
+        absl::InvalidArgumentError("one of budget_tokens and budget_blocks must be given, and not both"));
+  }
+  if (!nb::isinstance<PyQueryWindow>(window)) throw TypeErrorOf("window", window, "a QueryWindow");
+  v1::Select request;
+  *request.mutable_sequence() = SequenceOf("table", table, session);
+  request.mutable_sequence()->set_fresh(fresh);
+  *request.mutable_window() = nb::cast<const PyQueryWindow&>(window).proto;
+  if (budget_tokens.has_value()) request.set_budget_tokens(*budget_tokens);
+  if (budget_blocks.has_value()) request.set_budget_blocks(*budget_blocks);
+  request.set_first_blocks(first_blocks);
+  request.set_last_blocks(last_blocks);
+  request.set_bounds(bounds);
+  return {session, ValueOf(session->Use([&](Session& open) { return open.Select(request, StepOf(after)); }))};
+}
+
 PyPending<v1::ScoreResult> Score(const SessionPtr& session, nb::handle blocks, nb::handle scorer,
                                  uint32_t group, uint32_t last_block_tokens, const std::string& scope,
                                  bool token_scores, bool block_scores, bool fresh, uint32_t budget_tokens,
@@ -263,6 +318,7 @@ void BindPruning(SessionClass& session) {
 
 void BindDevice(nb::module_& module) {
   BindScores(module);
+  BindSelection(module);
   BindPruneResults(module);
   auto session = nb::borrow<SessionClass>(nb::type<SharedSession>());
   session.def(
@@ -275,6 +331,18 @@ void BindDevice(nb::module_& module) {
               "block_scores: bool = True, fresh: bool = False, budget_tokens: int = 0, after: int | None = "
               "None) -> PendingScore"),
       "Scores a sequence where it lies. `last_block_tokens`: valid tokens of the last block, 0: all.");
+  session.def(
+      "select", Select, nb::arg("table"), nb::arg("window"), nb::kw_only(),
+      nb::arg("budget_tokens") = nb::none(), nb::arg("budget_blocks") = nb::none(),
+      nb::arg("first_blocks") = 1, nb::arg("last_blocks") = 1, nb::arg("bounds") = false,
+      nb::arg("fresh") = false, nb::arg("after") = nb::none(),
+      nb::sig("def select(self, table: LiveSequence | BlockTable, window: QueryWindow, *, budget_tokens: int "
+              "| None = None, budget_blocks: int | None = None, first_blocks: int = 1, last_blocks: int = 1, "
+              "bounds: bool = False, fresh: bool = False, after: int | None = None) -> PendingSelect"),
+      "Which blocks a sparse attention kernel reads for the queries of `window`, in each KV head of each "
+      "layer\n"
+      "(Quest): those of the greatest bounds, and always the first and the last ones. Nothing is dropped.\n"
+      "As many blocks as `budget_blocks`, or as fit whole into `budget_tokens`.");
   BindPruning(session);
   session.def(
       "plan_budgets", PlanBudgets, nb::arg("method"), nb::arg("tokens_per_layer"), nb::arg("layers") = 0,

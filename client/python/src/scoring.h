@@ -79,6 +79,9 @@ v1::Sequence SequenceOf(const std::string& field, nb::handle table,
 struct PyScoreResult {
   v1::ScoreResult proto;
 };
+struct PySelectResult {
+  v1::SelectResult proto;
+};
 struct PyPruneResult {
   v1::PruneResult proto;
 };

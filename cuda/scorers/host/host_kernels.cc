@@ -3,7 +3,6 @@
 #include "cuda/scorers/host/host_window.h"
 #include "cuda/scorers/parts/element.h"
 #include "cuda/scorers/parts/features.h"
-#include "cuda/scorers/parts/window.h"
 
 namespace kvpool::scorers {
 namespace {
@@ -62,7 +61,6 @@ void DotPlaneWithAnchor(const HostTeam& team, const ScoreContext& context, uint3
 }
 
 void AttendPlane(const HostTeam& team, const ScoreContext& context, uint32_t plane, float* scratch) {
-  LoadQueries(team, context, plane);
   const HostRows& code = team.code();
   code.attend_window({.context = &context,
                       .plane = plane,

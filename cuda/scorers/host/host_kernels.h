@@ -14,8 +14,8 @@ namespace kvpool::scorers {
 void RecordLayer(const HostTeam& team, const KvView& kv, const RecordLayout& at, uint32_t block,
                  uint32_t layer, float* record);
 void DotPlaneWithAnchor(const HostTeam& team, const ScoreContext& context, uint32_t plane);
-// The statistics of the query window's attention for each of the plane's tokens. `scratch`
-// has WindowScratchFloats.
+// The statistics of the query window's attention for each of the plane's tokens. `scratch` has WindowScratchFloats.
+// REQUIRES: the plane's queries are loaded (LoadQueries).
 void AttendPlane(const HostTeam& team, const ScoreContext& context, uint32_t plane, float* scratch);
 
 }  // namespace kvpool::scorers

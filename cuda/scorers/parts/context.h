@@ -32,14 +32,12 @@ struct ScoreContext {
   // Unpacked from the records.
   float* k_norms = nullptr;  // [plane][tokens]
   float* v_norms = nullptr;  // [plane][tokens]
-  float* key_min = nullptr;  // [plane][blocks][k_head_dim]
-  float* key_max = nullptr;  // [plane][blocks][k_head_dim]
 
   float* anchors = nullptr;       // [plane][k_head_dim]
   float* anchor_norms = nullptr;  // [plane]
   float* anchor_dots = nullptr;   // [plane][tokens]
 
-  // The query window, and its attention as in signals.h.
+  // The query window, and its attention as in signals.h; without the attention where a policy reads the queries alone.
   float* queries = nullptr;          // [plane][group * queries][k_head_dim], scaled
   float* query_peaks = nullptr;      // [plane][group * queries], the greatest magnitude of a query's elements
   float* lse = nullptr;              // [plane][group * queries], log-sum-exp of the logits
@@ -67,10 +65,6 @@ struct ScoreContext {
     const auto own = [&](const float* array) {
       return array == nullptr ? nullptr : array + plane_index * tokens;
     };
-    const auto bounds = [&](const float* array) {
-      return array == nullptr ? nullptr
-                              : array + uint64_t{plane_index} * kv.shape.blocks() * kv.shape.k_head_dim;
-    };
     Plane plane;
     plane.tokens = kv.shape.tokens;
     plane.tokens_per_block = kv.shape.tokens_per_block;
@@ -84,8 +78,9 @@ struct ScoreContext {
     plane.v_norm = own(v_norms);
     plane.anchor_dot = own(anchor_dots);
     plane.anchor_norm = anchor_norms == nullptr ? 0 : anchor_norms[plane_index];
-    plane.key_min = bounds(key_min);
-    plane.key_max = bounds(key_max);
+    plane.records = records;
+    plane.key_min_at = record.key_min + uint64_t{plane_index} * kv.shape.k_head_dim;
+    plane.key_max_at = record.key_max + uint64_t{plane_index} * kv.shape.k_head_dim;
 #define KVPOOL_SIGNAL_GIVEN(member, ...) plane.member = signals.member.Plane(layer, head);
     KVPOOL_SIGNALS(KVPOOL_SIGNAL_GIVEN)
 #undef KVPOOL_SIGNAL_GIVEN

@@ -228,7 +228,7 @@ struct BlockRange {
   uint32_t end = 0;
 };
 
-// Unpacks norms and bounds of one plane from the records, in token and block order: row teams take blocks.
+// Unpacks the norms of one plane from the records, in token order: row teams take blocks. REQUIRES: records have norms.
 template <typename Team>
 KVPOOL_HOST_DEVICE void UnpackRecords(const Team& team, const ScoreContext& c, uint32_t plane,
                                       BlockRange blocks) {
@@ -240,15 +240,8 @@ KVPOOL_HOST_DEVICE void UnpackRecords(const Team& team, const ScoreContext& c, u
     const uint32_t tokens = shape.TokensOf(block);
     const uint64_t to = first + uint64_t{block} * per_block;
     for (uint32_t t = team.in_row(); t < tokens; t += team.row_width()) {
-      if (c.k_norms != nullptr) c.k_norms[to + t] = record[c.record.k_norms + plane * per_block + t];
+      c.k_norms[to + t] = record[c.record.k_norms + plane * per_block + t];
       if (c.v_norms != nullptr) c.v_norms[to + t] = record[c.record.v_norms + plane * per_block + t];
-    }
-    if (c.key_min == nullptr) continue;
-    const uint64_t own = uint64_t{plane} * shape.k_head_dim;
-    const uint64_t bounds = (uint64_t{plane} * shape.blocks() + block) * shape.k_head_dim;
-    for (uint32_t d = team.in_row(); d < shape.k_head_dim; d += team.row_width()) {
-      c.key_min[bounds + d] = record[c.record.key_min + own + d];
-      c.key_max[bounds + d] = record[c.record.key_max + own + d];
     }
   }
   team.Sync();

@@ -93,8 +93,9 @@ struct Plane {
   const float* v_norm = nullptr;
   const float* anchor_dot = nullptr;
   float anchor_norm = 0;
-  const float* key_min = nullptr;  // [block][k_head_dim]
-  const float* key_max = nullptr;
+  // The records of the sequence's blocks, and where in them the bounds of this plane's keys are (records.h).
+  const float* const* records = nullptr;
+  uint64_t key_min_at = 0, key_max_at = 0;
   // Scores of the host policy.
   const float* host = nullptr;
   // The plane's row of each signal, `mass`, `mass_square`, …, as given. The four of a query window are computed
@@ -114,6 +115,9 @@ struct Plane {
   // ScratchFloats(shape) floats for this plane alone, and behind them those of the policy's own.
   float* scratch = nullptr;
 
+  // The least and the greatest of each key element over the block's tokens: k_head_dim floats. REQUIRES: kNeedKeyBounds.
+  KVPOOL_HOST_DEVICE const float* KeyMin(uint32_t block) const { return records[block] + key_min_at; }
+  KVPOOL_HOST_DEVICE const float* KeyMax(uint32_t block) const { return records[block] + key_max_at; }
   KVPOOL_HOST_DEVICE float Count(uint32_t token) const {
     return counts != nullptr ? counts[token] : static_cast<float>(tokens - token);
   }

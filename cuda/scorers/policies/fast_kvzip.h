@@ -65,6 +65,9 @@ struct FastKvzip {
         const uint64_t group = of_layer > fixed + one ? (of_layer - fixed + one - 1) / one : 1;
         return shape.layers * (fixed + (group < kMostGroup ? group : kMostGroup) * one);
       },
+      // Each token is multiplied with the weights of its head.
+      .products = [](const Params& params, const KvShape& shape,
+                     uint64_t weight_count) { return static_cast<double>(weight_count) / shape.planes(); },
   };
 
   template <typename Team>

@@ -45,7 +45,7 @@ struct Mpcache {
           "of a window, and layers share no choice of blocks.",
       .params = kParams,
       .needs_with = [](const Params& params) -> Needs {
-        return params.Is(kStage, 0) ? kNeedWindowMean : kNeedWindowMean | kNeedQueries | kNeedKeyBounds;
+        return params.Is(kStage, 0) ? kNeedWindowMean : kNeedQueries | kNeedKeyBounds;
       },
   };
 
@@ -86,8 +86,8 @@ struct Mpcache {
       for (uint32_t d = 0; d < dim; ++d) {
         float least = INFINITY, greatest = -INFINITY;
         for (uint32_t block = first_block; block < end_block; ++block) {
-          least = LesserOf(least, plane.key_min[uint64_t{block} * dim + d]);
-          greatest = GreaterOf(greatest, plane.key_max[uint64_t{block} * dim + d]);
+          least = LesserOf(least, plane.KeyMin(block)[d]);
+          greatest = GreaterOf(greatest, plane.KeyMax(block)[d]);
         }
         const float high = params.Is(kBound, 0)
                                ? GreaterOf(query[d] * greatest, query[d] * least)

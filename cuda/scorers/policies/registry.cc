@@ -190,7 +190,7 @@ std::string DescribeNeeds(Needs needs) {
 
 std::string DescribeReads(Needs needs) {
   constexpr Needs kAnchors = kNeedUnitAnchor | kNeedMeanAnchor;
-  constexpr Needs kWindow = kNeedQueries | NeedsOf(SignalShape::kWindow);
+  constexpr Needs kWindow = NeedsOf(SignalShape::kWindow);
   // As LayOutRecord has it: the norms of K and V are computed together.
   const char* const once = (needs & (kNeedNorms | kNeedValueNorms | kAnchors)) != 0 ? "K + V once"
                            : (needs & kNeedKeyBounds) != 0                          ? "K once"

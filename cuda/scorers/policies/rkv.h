@@ -48,6 +48,11 @@ struct Rkv {
       .scratch_floats = [](const Params& params, const KvShape& shape) -> uint64_t {
         return uint64_t{kRowTeams} * shape.k_head_dim;
       },
+      .products =
+          [](const Params& params, const KvShape& shape, uint64_t weight_count) {
+            const uint32_t searched = params.Int(kSearch) < shape.tokens ? params.Int(kSearch) : shape.tokens;
+            return 1.0 * searched * searched / shape.tokens * shape.k_head_dim;
+          },
   };
 
   template <typename Team>

@@ -15,7 +15,7 @@ from kvpool_transformers import attention, model
 # What policies need to be told beyond K and V; those that are not here need nothing, or what a cache can't tell.
 _MASS = {"attention_mean", "h2o", "roco", "hybrid", "caote", "fast_caote"}
 _LATEST = {"tova", "sage_kv"}
-_WINDOW = {"snapkv", "pyramidkv", "cake", "rkv", "mpcache", "graphkv"}
+_WINDOW = {"snapkv", "pyramidkv", "cake", "rkv", "mpcache", "quest", "graphkv"}
 _HOSTS = {"caote": "h2o", "fast_caote": "h2o", "graphkv": "snapkv", "chunkkv": "snapkv", "criticalkv": "snapkv"}  # By default.
 _SCOPES = ("sequence", "layer", "head")
 _INLINED_BYTES = 1 << 20  # What a request carries of one array; a larger one lies in blocks.
