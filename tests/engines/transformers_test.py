@@ -173,7 +173,7 @@ def test_pruned_attention_is_that_of_the_kept_tokens(daemon):
         assert not torch.allclose(logits, model(ids).logits[0, -1], atol=1e-2)
 
 
-@pytest.mark.parametrize("policy", ["h2o", "roco", "tova", "snapkv", "attention_mean", "sage_kv", "cake", "caote"])
+@pytest.mark.parametrize("policy", ["h2o", "roco", "tova", "snapkv", "attention_mean", "sage_kv", "cake", "rkv", "caote"])
 def test_policies_that_go_by_attention(daemon, policy):
     model, ids = llama(), prompt(150)
     own = generate(model, ids)
