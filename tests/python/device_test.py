@@ -269,10 +269,11 @@ def test_budgets_by_what_queries_look_at(daemon):
 
 
 def quests_bounds(keys, queries):
-    """[rows, blocks] of K [blocks, layers, tokens, heads, dim] and queries [layers, queries, query heads, dim]: Quest's formula."""
+    """[rows, blocks] of K [blocks, layers, tokens, heads, dim] and queries [layers, queries, query heads, dim]: Quest's formula, for the mean of the heads
+    that share a KV head."""
     layers, count, q_heads, dim = queries.shape
     heads = keys.shape[3]
-    of_head = queries.reshape(layers, count, heads, q_heads // heads, dim).transpose(0, 2, 1, 3, 4).reshape(layers, heads, 1, -1, dim)
+    of_head = queries.reshape(layers, count, heads, q_heads // heads, dim).mean(3).transpose(0, 2, 1, 3)[:, :, None]
     least, greatest = (bound.transpose(1, 2, 0, 3)[:, :, :, None] for bound in (keys.min(2), keys.max(2)))
     return np.maximum(of_head * least, of_head * greatest).sum(-1).max(-1).reshape(layers * heads, -1) / dim ** .5
 

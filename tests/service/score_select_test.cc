@@ -58,25 +58,25 @@ class SelectTest : public ScoreTest {
     return {first, first + result.selected()};
   }
 
-  // The bound of a block by the paper's formula, the greatest over the queries that read the head.
+  // The bound of a block by the paper's formula for the mean of the heads that share a kv head, the greatest over the queries.
   double BoundOf(uint32_t layer, uint32_t head, uint32_t block, uint32_t tokens) {
     double greatest = -INFINITY;
     for (uint32_t query = 0; query < kQueries; ++query) {
-      for (uint32_t in_group = 0; in_group < kGroup; ++in_group) {
-        const float* const q =
-            &queries_[((layer * kQueries + query) * kQueryHeads + head * kGroup + in_group) * kDim];
-        double bound = 0;
-        for (uint32_t dim = 0; dim < kDim; ++dim) {
-          double low = INFINITY, high = -INFINITY;
-          for (uint32_t token = 0; token < tokens; ++token) {
-            const double k = *Element(blocks_[block], false, layer, token, head, dim);
-            low = std::min(low, k);
-            high = std::max(high, k);
-          }
-          bound += std::max(q[dim] * low, q[dim] * high);
+      const float* const q = &queries_[((layer * kQueries + query) * kQueryHeads + head * kGroup) * kDim];
+      double bound = 0;
+      for (uint32_t dim = 0; dim < kDim; ++dim) {
+        double mean = 0, low = INFINITY, high = -INFINITY;
+        for (uint32_t in_group = 0; in_group < kGroup; ++in_group) {
+          mean += double{q[in_group * kDim + dim]} / kGroup;
         }
-        greatest = std::max(greatest, bound / std::sqrt(double{kDim}));
+        for (uint32_t token = 0; token < tokens; ++token) {
+          const double k = *Element(blocks_[block], false, layer, token, head, dim);
+          low = std::min(low, k);
+          high = std::max(high, k);
+        }
+        bound += std::max(mean * low, mean * high);
       }
+      greatest = std::max(greatest, bound / std::sqrt(double{kDim}));
     }
     return greatest;
   }

@@ -429,8 +429,8 @@ def selected(store):
             values = [value for _, value in store.where(model=model, share=share)]
             rows.append([model, f"1 in {share}", *(f"{100 * statistics.fmean(value[way] for value in values):.1f}" for way in selection.WAYS)])
     return f"""Percent of the attention to {selection.KNOWN} tokens that lies in the blocks of {selection.BLOCK} tokens which each KV head of each global layer selects for one query:
-the mean over {selection.QUERIES} queries behind them, heads, layers and {len(selection.TEXTS)} texts. The first and the last block are always in. `Select` has Quest's bound, the greatest
-over the query heads that share a KV head, where others take that of their mean. The best possible has the blocks with the greatest attention of these heads together.
+the mean over {selection.QUERIES} queries behind them, heads, layers and {len(selection.TEXTS)} texts. The first and the last block are always in. `Select` has Quest's bound of
+the mean of the query heads that share a KV head; beside it is the greatest of these heads' own bounds. The best possible has the blocks with the greatest attention of these heads together.
 
 {_table(["model", "blocks", *selection.WAYS], rows)}
 """

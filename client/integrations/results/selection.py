@@ -15,7 +15,7 @@ BLOCK, QUERIES, STEP = 16, 16, 4  # Tokens of a block; queries, each so many tok
 KNOWN = PROMPT - QUERIES * STEP  # Tokens that are selected from: all queries are behind them.
 SHARES = (8, 4)  # A plane selects one in so many blocks.
 TEXTS = SEGMENTS[:2]
-WAYS = ("Select", "bound of the heads' mean query", "first and newest blocks", "best possible")
+WAYS = ("Select", "greatest bound of the heads", "first and newest blocks", "best possible")
 
 
 def cells():
@@ -46,11 +46,12 @@ def measure(lab, cell):
 
     in_blocks = keys.unflatten(2, (-1, BLOCK))
     least, greatest = in_blocks.amin(3)[:, :, None], in_blocks.amax(3)[:, :, None]
-    mean = grouped.mean(2)[:, :, :, None]  # [layers, kv_heads, queries, 1, dim]
+    each = [grouped[:, :, head, :, None] for head in range(grouped.shape[2])]  # Each [layers, kv_heads, queries, 1, dim].
+    bounds = torch.stack([torch.maximum(query * least, query * greatest).sum(-1) for query in each])
     newest = np.broadcast_to(np.arange(blocks), mass[:, :, 0].shape)
     chosen = dict(zip(WAYS, (
         _selected(lab, cell, keys, queries, scaling, budget),
-        ends_and(torch.maximum(mean * least, mean * greatest).sum(-1).numpy()),
+        ends_and(bounds.amax(0).numpy()),
         ends_and(newest),
         ends_and(mass.sum(2)))))
     return {way: float(np.take_along_axis(mass, at[:, :, None], -1).sum(-1).mean()) for way, at in chosen.items()}

@@ -91,7 +91,7 @@ void BindSelection(nb::module_& module) {
             return Scores(result.proto.bounds(), result.proto.rows(), result.proto.selected());
           },
           nb::sig("def bounds(self) -> numpy.typing.NDArray[numpy.float32] | None"),
-          "[rows, selected]: no logit of these queries in the block is above it.")
+          "[rows, selected]: no logit of a query, the mean of the heads that share K, is above it there.")
       .def_prop_ro(
           "blocks_read", [](const PySelectResult& result) { return result.proto.blocks_read(); },
           "Blocks whose K was read; the others' bounds of keys were kept.");
