@@ -4,7 +4,7 @@
 //
 //   Allocate   reserves memory of the device, or of the host for the host device, which the caller owns: for
 //              records and signals
-//   Stage      copies signals, from host memory or from blocks, into such memory
+//   Stage      copies signals, from host memory or from blocks, into such memory; or what a kernel is to read into blocks
 //   Score      computes the records of `to_record`, then the policy and its reductions. The answer is scores in
 //              host memory, or only the indices of the tokens or blocks that leave: a million scores need not be
 //              copied
@@ -78,7 +78,7 @@ class KvCompute {
   virtual ~KvCompute() = default;
   // RESOURCE_EXHAUSTED: the GPU is out of memory.
   virtual absl::StatusOr<std::unique_ptr<KvBuffer>> Allocate(size_t bytes) = 0;
-  // Copies the pieces one behind the other to `to`, an address inside a KvBuffer. REQUIRES: they fit there.
+  // Copies the pieces one behind the other to `to`, an address inside a KvBuffer or a block. REQUIRES: they fit there.
   virtual absl::Status Stage(absl::Span<const KvPiece> pieces, uint64_t to) = 0;
   // Does scorers::PlanScore, with its errors, and adds the workspace that Score will take here.
   virtual absl::StatusOr<scorers::ScorePlan> Plan(const scorers::ScoreRequest& request,

@@ -30,6 +30,7 @@ std::vector<BlockRef> BlocksNamedBy(const v1::Select& request) {
   std::vector<BlockRef> blocks;
   Name(request.sequence().blocks(), &blocks);
   Name(request.window().data().blocks(), &blocks);
+  Name(request.into().blocks(), &blocks);
   return blocks;
 }
 

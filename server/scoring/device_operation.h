@@ -4,7 +4,8 @@
 //   prepared   refs checked, all planned, destinations leased         a verb, under the space's mutex
 //   scored     scores of each rank's heads                            the runner of its device, under no lock
 //   answered   ranks joined, victims chosen, `result` filled          the runner that did the last part
-//   gathered   Compact alone: rows that stay copied to their blocks   the runner of each rank's device
+//   gathered   Compact: rows that stay copied to their blocks;        the runner of each rank's device
+//              Select: positions written to blocks, if asked for
 //   over       holds given back, answered, parked verbs resumed       the last runner, under the mutex
 //
 // From prepared to over the operation is counted in Session::device_operations: as long as it is, no end of
@@ -97,6 +98,7 @@ struct RankOutcome {
 struct RankWork {
   DeviceRunner* runner = nullptr;               // The runner of the rank's device; ranks may share one.
   std::vector<uint64_t> destination_addresses;  // DeviceOperation::destinations on this device.
+  std::vector<KvPiece> into;                    // Where the positions of a Select go; empty: nowhere.
   RankOutcome outcome;
 };
 

@@ -140,8 +140,9 @@ absl::Status DeviceRunner::RunPart(const Part& part, bool stopping) {
   if (operation->abandoned.load(std::memory_order_acquire))
     return absl::AbortedError("the session has ended");
   const auto start = std::chrono::steady_clock::now();
-  absl::Status status =
-      operation->answered ? work_.Gather(*operation, part.rank) : work_.Score(operation, part.rank);
+  absl::Status status = !operation->answered              ? work_.Score(operation, part.rank)
+                        : operation->request.has_select() ? work_.PutPositions(*operation, part.rank)
+                                                          : work_.Gather(*operation, part.rank);
   // After a sticky error the GPU's context is gone, and with it the contents of all blocks.
   EndIfGpuIsLost(status, absl::StrCat("device ", options_.device));
   if (part.rank == 0) {
@@ -157,7 +158,8 @@ void DeviceRunner::Advance(const Operation& operation) {
   if (operation->status.ok() && !operation->answered) {
     operation->status = AnswerOperation(operation.get());
     operation->answered = true;
-    if (operation->status.ok() && operation->settled < operation->kept_tokens) {
+    const bool more = operation->settled < operation->kept_tokens || !operation->ranks[0].into.empty();
+    if (operation->status.ok() && more) {
       return SendParts(operation, /*in_front=*/true);
     }
   }

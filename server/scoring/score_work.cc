@@ -190,4 +190,22 @@ absl::Status ScoreWork::Gather(const DeviceOperation& operation, uint32_t rank) 
   return compute_.Gather(gather);
 }
 
+absl::Status ScoreWork::PutPositions(const DeviceOperation& operation, uint32_t rank) {
+  const KvShape& shape = operation.sequences[0].shape();
+  const auto& all = operation.result.select().positions();
+  const size_t of_layer = size_t{shape.kv_heads} * operation.selected_blocks;
+  std::vector<int32_t> own;
+  own.reserve(shape.layers * of_layer);
+  for (uint32_t layer = 0; layer < shape.layers; ++layer) {
+    const auto first = all.begin() + (layer * operation.ranks.size() + rank) * of_layer;
+    own.insert(own.end(), first, first + of_layer);
+  }
+  auto from = reinterpret_cast<uint64_t>(own.data());
+  for (const KvPiece& to : operation.ranks[rank].into) {
+    RETURN_IF_ERROR(compute_.Stage({{.address = from, .bytes = to.bytes}}, to.address));
+    from += to.bytes;
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace kvpool

@@ -35,6 +35,8 @@ class ScoreWork {
   // budget is below what is protected.
   absl::Status Score(DeviceOperation* operation, uint32_t rank);
   absl::Status Gather(const DeviceOperation& operation, uint32_t rank);
+  // Writes the rank's positions of a selection to its blocks.
+  absl::Status PutPositions(const DeviceOperation& operation, uint32_t rank);
   FeatureStats feature_stats() const { return features_.stats(); }
 
  private:

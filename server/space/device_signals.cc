@@ -43,38 +43,42 @@ absl::StatusOr<std::vector<KvPiece>> DeviceVerbs::PiecesOf(Turn& turn, const Ses
   return pieces;
 }
 
+absl::Status DeviceVerbs::CheckInBlocks(Turn& turn, const Session& session, std::string_view field,
+                                        const v1::Data& data, const ArrayShape& shape) {
+  const absl::Span<const uint64_t> refs(data.blocks().data(), data.blocks_size());
+  const uint64_t block_bytes = state_.facts.layout.block_bytes();
+  const uint64_t there = refs.size() * block_bytes;  // It is at most 2^16 * 2^30.
+  if (data.offset_bytes() % shape.element_bytes != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(std::string(field), ".offset_bytes is ",
+                                                   data.offset_bytes(), "; must be a multiple of ",
+                                                   shape.element_bytes));
+  }
+  if (data.offset_bytes() > there || there - data.offset_bytes() < shape.bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        std::string(field), ": ", refs.size(), " blocks of ", block_bytes, " bytes do not hold the ",
+        shape.bytes, " bytes that this sequence needs from offset ", data.offset_bytes()));
+  }
+  return CheckRefs(turn, session, absl::StrCat(std::string(field), ".blocks"), std::nullopt, refs);
+}
+
 absl::StatusOr<uint64_t> DeviceVerbs::StageData(Turn& turn, const Session& session, std::string_view field,
                                                 const v1::Data& data, const ArrayShape& shape,
                                                 StagedSignals* signals) {
   StagedArray array{.offset = signals->bytes};
   const uint64_t bytes = shape.bytes;
   const uint64_t arrays = shape.of_heads ? runners_.size() : 1;
-  const auto invalid = [&](auto&&... parts) {
-    return absl::InvalidArgumentError(absl::StrCat(std::string(field), parts...));
-  };
   if (data.blocks().empty()) {
     if (data.inlined().size() != arrays * bytes) {
-      return invalid(".inlined has ", data.inlined().size(), " bytes; this sequence needs ", arrays * bytes,
-                     arrays == 1 ? "" : absl::StrCat(", ", bytes, " for each of ", arrays, " ranks"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          std::string(field), ".inlined has ", data.inlined().size(), " bytes; this sequence needs ",
+          arrays * bytes, arrays == 1 ? "" : absl::StrCat(", ", bytes, " for each of ", arrays, " ranks")));
     }
     const auto first = reinterpret_cast<uint64_t>(data.inlined().data());
     for (size_t rank = 0; rank < runners_.size(); ++rank) {
       array.by_rank.push_back({{.address = first + (shape.of_heads ? rank * bytes : 0), .bytes = bytes}});
     }
   } else {
-    const absl::Span<const uint64_t> refs(data.blocks().data(), data.blocks_size());
-    const uint64_t block_bytes = state_.facts.layout.block_bytes();
-    const uint64_t there = refs.size() * block_bytes;  // It is at most 2^16 * 2^30.
-    if (data.offset_bytes() % shape.element_bytes != 0) {
-      return invalid(".offset_bytes is ", data.offset_bytes(), "; must be a multiple of ",
-                     shape.element_bytes);
-    }
-    if (data.offset_bytes() > there || there - data.offset_bytes() < bytes) {
-      return invalid(": ", refs.size(), " blocks of ", block_bytes, " bytes do not hold the ", bytes,
-                     " bytes that this sequence needs from offset ", data.offset_bytes());
-    }
-    RETURN_IF_ERROR(
-        CheckRefs(turn, session, absl::StrCat(std::string(field), ".blocks"), std::nullopt, refs));
+    RETURN_IF_ERROR(CheckInBlocks(turn, session, field, data, shape));
     for (size_t rank = 0; rank < runners_.size(); ++rank) {
       ASSIGN_OR_RETURN(std::vector<KvPiece> pieces, PiecesOf(turn, session, data, bytes, rank));
       array.by_rank.push_back(std::move(pieces));

@@ -317,8 +317,19 @@ absl::Status DeviceVerbs::PrepareSelect(Turn& turn, const v1::Select& select, De
                                                    " blocks of this sequence; the budget is ", budget));
   }
   operation->selected_blocks = std::min(budget, blocks);
-  return CheckNumbers("select",
-                      uint64_t{work.rows()} * operation->selected_blocks * (select.bounds() ? 2 : 1));
+  RETURN_IF_ERROR(
+      CheckNumbers("select", uint64_t{work.rows()} * operation->selected_blocks * (select.bounds() ? 2 : 1)));
+  if (!select.has_into()) return absl::OkStatus();
+  const ArrayShape positions = {
+      .bytes = uint64_t{work.shape().planes()} * operation->selected_blocks * sizeof(int32_t),
+      .element_bytes = sizeof(int32_t)};
+  const Session& session = *operation->session;
+  RETURN_IF_ERROR(CheckInBlocks(turn, session, "select.into", select.into(), positions));
+  for (size_t rank = 0; rank < operation->ranks.size(); ++rank) {
+    ASSIGN_OR_RETURN(operation->ranks[rank].into,
+                     PiecesOf(turn, session, select.into(), positions.bytes, rank));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status DeviceVerbs::PreparePrune(Turn& turn, const v1::Prune& prune, DeviceOperation* operation) {

@@ -91,6 +91,9 @@ class DeviceVerbs {
   // the array will be, as StagedSignals counts.
   absl::StatusOr<uint64_t> StageData(Turn& turn, const Session& session, std::string_view field,
                                      const v1::Data& data, const ArrayShape& shape, StagedSignals* signals);
+  // Checks that the array fits into the blocks of `data`, which the session must have leased.
+  absl::Status CheckInBlocks(Turn& turn, const Session& session, std::string_view field, const v1::Data& data,
+                             const ArrayShape& shape);
   // The parts of an array that lies in blocks, on one rank.
   absl::StatusOr<std::vector<KvPiece>> PiecesOf(Turn& turn, const Session& session, const v1::Data& data,
                                                 uint64_t bytes, size_t rank) const;

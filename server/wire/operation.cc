@@ -69,6 +69,7 @@ BlockLists BlockListsOf(const v1::Operation& operation) {
   } else if (operation.has_select()) {
     AddSequence(operation.select().sequence(), nullptr, &lists);
     AddData(operation.select().window().data(), &lists);
+    AddData(operation.select().into(), &lists);
   } else if (operation.has_prune()) {
     AddSequence(operation.prune().sequence(), &operation.prune().signals(), &lists);
   } else if (operation.has_compact()) {

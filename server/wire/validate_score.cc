@@ -108,6 +108,15 @@ absl::Status Check(const std::string& field, const v1::Data& data, bool counted,
   return named->Add(field + ".blocks", data.blocks(), /*shared=*/true);
 }
 
+// Blocks that something is written to.
+absl::Status CheckInto(const std::string& field, const v1::Data& data, NamedBlocks* named) {
+  RETURN_IF_ERROR(CheckKnown(field, data));
+  RETURN_IF_ERROR(CheckSize(field + ".inlined", data.inlined(), 0, 0));
+  RETURN_IF_ERROR(CheckRange(field + ".blocks", data.blocks_size(), 1, kMaxNames));
+  if (data.bytes() != 0) return Invalid(absl::StrCat(field, ".bytes is ", data.bytes(), "; must be 0"));
+  return named->Add(field + ".blocks", data.blocks(), /*shared=*/false);
+}
+
 absl::Status Check(const v1::QueryWindow& window, NamedBlocks* named) {
   RETURN_IF_ERROR(CheckKnown("window", window));
   RETURN_IF_ERROR(CheckRange("window.queries", window.queries(), 1, kMaxQueries));
@@ -255,6 +264,7 @@ absl::Status ValidateSelect(const v1::Select& select, uint32_t groups) {
   if (!select.has_window())
     return Invalid("select has no window: its queries are what blocks are selected for");
   RETURN_IF_ERROR(Check(select.window(), &named));
+  if (select.has_into()) RETURN_IF_ERROR(CheckInto("select.into", select.into(), &named));
   RETURN_IF_ERROR(CheckRange("select.first_blocks", select.first_blocks(), 0, kMaxNames));
   RETURN_IF_ERROR(CheckRange("select.last_blocks", select.last_blocks(), 0, kMaxNames));
   switch (select.budget_case()) {

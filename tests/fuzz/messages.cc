@@ -301,6 +301,7 @@ v1::Operation DeviceOperationOn(Input* input, const std::vector<uint64_t>& block
       select->set_first_blocks(input->OneIn(8) ? static_cast<uint32_t>(input->Number()) : input->Below(2));
       select->set_last_blocks(input->OneIn(8) ? static_cast<uint32_t>(input->Number()) : input->Below(2));
       select->set_bounds(input->OneIn(2));
+      if (!scratch.empty() && input->OneIn(4)) PointInto(input, scratch, select->mutable_into());
       break;
     }
     default: {

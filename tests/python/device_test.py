@@ -269,10 +269,11 @@ def test_budgets_by_what_queries_look_at(daemon):
 
 
 def quests_bounds(keys, queries):
-    """[rows, blocks] of K [blocks, layers, tokens, heads, dim] and queries [layers, queries, query heads, dim]: Quest's formula."""
+    """[rows, blocks] of K [blocks, layers, tokens, heads, dim] and queries [layers, queries, query heads, dim]: Quest's formula, for the mean of the heads
+    that share a KV head."""
     layers, count, q_heads, dim = queries.shape
     heads = keys.shape[3]
-    of_head = queries.reshape(layers, count, heads, q_heads // heads, dim).transpose(0, 2, 1, 3, 4).reshape(layers, heads, 1, -1, dim)
+    of_head = queries.reshape(layers, count, heads, q_heads // heads, dim).mean(3).transpose(0, 2, 1, 3)[:, :, None]
     least, greatest = (bound.transpose(1, 2, 0, 3)[:, :, :, None] for bound in (keys.min(2), keys.max(2)))
     return np.maximum(of_head * least, of_head * greatest).sum(-1).max(-1).reshape(layers * heads, -1) / dim ** .5
 
@@ -305,6 +306,14 @@ def test_a_selection_has_the_blocks_of_the_greatest_bounds(daemon, session):
         session.complete_step()
         later = later.wait()
         assert sorted(later.positions[0].tolist()) == list(range(9)) and later.blocks_read == 0
+        with kvpool.BlockArray(session, 4 * layers * heads * 3 + 8) as into:
+            written = session.select(table, window, budget_blocks=3, into=into, into_offset=8).wait()
+            memory = np.asarray(session.k(blocks=session.max_blocks))[into.blocks.ids[0]].view(np.int32).reshape(-1)
+            assert (memory[2:2 + written.positions.size] == written.positions.reshape(-1)).all()
+            with pytest.raises(kvpool.InvalidArgumentError, match="select.into.offset_bytes is 2"):
+                session.select(table, window, budget_blocks=3, into=into, into_offset=2).wait()
+        with pytest.raises(TypeError, match="into is 'there'; must be a BlockArray"):
+            session.select(table, window, budget_blocks=3, into="there")
         for told, words in ((dict(), "one of budget_tokens and budget_blocks"),
                             (dict(budget_tokens=16, budget_blocks=1), "one of budget_tokens and budget_blocks")):
             with pytest.raises(kvpool.InvalidArgumentError, match=words):

@@ -395,8 +395,8 @@ def quest(l, h):
     ks, out = keys(l, h), []
     for first in range(0, T, B):
         part = ks[first:first + B]
-        bounds = [sum(max(x * min(c), x * max(c)) for x, c in zip(Q[l][w][h * G + g], zip(*part))) / math.sqrt(D)
-                  for w in range(W) for g in range(G)]
+        means = [[sum(xs) / G for xs in zip(*Q[l][w][h * G:(h + 1) * G])] for w in range(W)]
+        bounds = [sum(max(x * min(c), x * max(c)) for x, c in zip(q, zip(*part))) / math.sqrt(D) for q in means]
         out += [max(bounds)] * len(part)
     return out
 

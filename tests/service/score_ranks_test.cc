@@ -303,6 +303,8 @@ TEST_F(ScoreRanksTest, SelectionsAreThoseOfTheHeadsOfAllRanks) {
     select->set_last_blocks(1);
     select->set_bounds(true);
   }
+  const Refs into = ranked_->Lease(1);
+  ranked.mutable_select()->mutable_into()->add_blocks(into[0]);
   const v1::SelectResult a = RunOk(whole_.get(), whole).select();
   const v1::SelectResult b = RunOk(ranked_.get(), ranked).select();
   EXPECT_EQ(a.rows(), kLayers * kAllHeads);
@@ -311,6 +313,19 @@ TEST_F(ScoreRanksTest, SelectionsAreThoseOfTheHeadsOfAllRanks) {
   EXPECT_EQ(std::vector<uint32_t>(a.positions().begin(), a.positions().end()),
             std::vector<uint32_t>(b.positions().begin(), b.positions().end()));
   ExpectNear(a.bounds(), b.bounds(), "bounds");
+  // Each rank has the positions of its own heads.
+  const uint64_t offset = Index(BlockRef::Unpack(into[0]).id) * kScoredBlockBytes;
+  for (uint32_t layer = 0; layer < kLayers; ++layer) {
+    for (uint32_t head = 0; head < kAllHeads; ++head) {
+      const auto* written =
+          reinterpret_cast<const int32_t*>(holds_[head / kHeads].slab_addresses().at(0) + offset) +
+          (layer * kHeads + head % kHeads) * 3;
+      for (uint32_t i = 0; i < 3; ++i) {
+        EXPECT_EQ(written[i],
+                  static_cast<int32_t>(b.positions(static_cast<int>((layer * kAllHeads + head) * 3 + i))));
+      }
+    }
+  }
 }
 
 TEST_F(ScoreRanksTest, BudgetsArePlannedFromTheHeadsOfAllRanks) {

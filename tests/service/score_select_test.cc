@@ -58,25 +58,25 @@ class SelectTest : public ScoreTest {
     return {first, first + result.selected()};
   }
 
-  // The bound of a block by the paper's formula, the greatest over the queries that read the head.
+  // The bound of a block by the paper's formula for the mean of the heads that share a kv head, the greatest over the queries.
   double BoundOf(uint32_t layer, uint32_t head, uint32_t block, uint32_t tokens) {
     double greatest = -INFINITY;
     for (uint32_t query = 0; query < kQueries; ++query) {
-      for (uint32_t in_group = 0; in_group < kGroup; ++in_group) {
-        const float* const q =
-            &queries_[((layer * kQueries + query) * kQueryHeads + head * kGroup + in_group) * kDim];
-        double bound = 0;
-        for (uint32_t dim = 0; dim < kDim; ++dim) {
-          double low = INFINITY, high = -INFINITY;
-          for (uint32_t token = 0; token < tokens; ++token) {
-            const double k = *Element(blocks_[block], false, layer, token, head, dim);
-            low = std::min(low, k);
-            high = std::max(high, k);
-          }
-          bound += std::max(q[dim] * low, q[dim] * high);
+      const float* const q = &queries_[((layer * kQueries + query) * kQueryHeads + head * kGroup) * kDim];
+      double bound = 0;
+      for (uint32_t dim = 0; dim < kDim; ++dim) {
+        double mean = 0, low = INFINITY, high = -INFINITY;
+        for (uint32_t in_group = 0; in_group < kGroup; ++in_group) {
+          mean += double{q[in_group * kDim + dim]} / kGroup;
         }
-        greatest = std::max(greatest, bound / std::sqrt(double{kDim}));
+        for (uint32_t token = 0; token < tokens; ++token) {
+          const double k = *Element(blocks_[block], false, layer, token, head, dim);
+          low = std::min(low, k);
+          high = std::max(high, k);
+        }
+        bound += std::max(mean * low, mean * high);
       }
+      greatest = std::max(greatest, bound / std::sqrt(double{kDim}));
     }
     return greatest;
   }
@@ -210,6 +210,66 @@ TEST_F(SelectTest, QueriesMayLieInBlocksAndComeWithTheStepThatWritesThem) {
   EXPECT_EQ(select->Await().code(), 0) << select->Await().message();
   EXPECT_EQ(Row(select->Await().select(), 2), Row(expected, 2));
   EXPECT_EQ(release->Await().release().refused_size(), 0);
+}
+
+TEST_F(SelectTest, PositionsAreWrittenToBlocksWhereAsked) {
+  const Refs into = engine_->Lease(3);
+  // They begin so near the end of a block that the rest is in the next one.
+  constexpr uint64_t kBegin = kScoredBlockBytes - 5 * sizeof(int32_t);
+  v1::Operation operation = SelectOp(blocks_, 3);
+  v1::Data* data = operation.mutable_select()->mutable_into();
+  data->mutable_blocks()->Add(into.begin(), into.end());
+  data->set_offset_bytes(kScoredBlockBytes + kBegin);
+  const auto at = [&](uint32_t i) {
+    const uint64_t byte = kBegin + i * sizeof(int32_t);
+    char* const block =
+        reinterpret_cast<char*>(Element(into[1 + byte / kScoredBlockBytes], false, 0, 0, 0, 0));
+    return reinterpret_cast<int32_t*>(block + byte % kScoredBlockBytes);
+  };
+  const uint32_t count = kLayers * kHeads * 3;
+  for (uint32_t i = 0; i <= count; ++i) *at(i) = -1;
+  *(at(0) - 1) = -1;
+  const v1::SelectResult result = Select(operation);
+  ASSERT_EQ(result.positions_size(), static_cast<int>(count));
+  for (uint32_t i = 0; i < count; ++i) {
+    EXPECT_EQ(*at(i), static_cast<int32_t>(result.positions(static_cast<int>(i)))) << i;
+  }
+  EXPECT_EQ(*at(count), -1);
+  EXPECT_EQ(*(at(0) - 1), -1);
+}
+
+TEST_F(SelectTest, RefusesBlocksThatPositionsCanNotBeWrittenTo) {
+  v1::Operation operation = SelectOp(blocks_, 3);
+  const Refs into = engine_->Lease(1);
+  const auto refused = [&](const v1::Data& data, int code, const std::string& words) {
+    *operation.mutable_select()->mutable_into() = data;
+    Refused(operation, code, words);
+  };
+  v1::Data data;
+  refused(data, kInvalidArgument, "select.into.blocks is 0; must be 1 to 65536");
+  data.add_blocks(into[0]);
+  data.set_inlined("1234");
+  refused(data, kInvalidArgument, "select.into.inlined has 4 bytes; must have 0");
+  data.clear_inlined();
+  data.set_bytes(48);
+  refused(data, kInvalidArgument, "select.into.bytes is 48; must be 0");
+  data.clear_bytes();
+  data.set_offset_bytes(6);
+  refused(data, kInvalidArgument, "select.into.offset_bytes is 6; must be a multiple of 4");
+  data.set_offset_bytes(kScoredBlockBytes - 44);
+  refused(data, kInvalidArgument, "select.into: 1 blocks of 65536 bytes do not hold the 48 bytes");
+  data.set_offset_bytes(~uint64_t{3});
+  refused(data, kInvalidArgument, "do not hold");
+  data.set_offset_bytes(0);
+  data.set_blocks(0, blocks_[1]);
+  refused(data, kInvalidArgument, "select.into.blocks names block");
+  engine_->Seal({into[0]}, {Key("sealed")});
+  data.set_blocks(0, into[0]);
+  refused(data, kFailedPrecondition, "must be leased");
+  const Refs stale = engine_->Lease(1);
+  engine_->Release(stale);
+  data.set_blocks(0, stale[0]);
+  refused(data, kFailedPrecondition, "is stale");
 }
 
 TEST_F(SelectTest, RefusesWhatItCanNotAnswer) {

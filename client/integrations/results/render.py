@@ -12,6 +12,7 @@ import alike
 import presses
 import pruning
 import quality
+import selection
 import speed
 import tiers
 import vllm_alike
@@ -421,6 +422,20 @@ def picture(perplexities, retrievals):
 """
 
 
+def selected(store):
+    rows = []
+    for model in selection.MODELS:
+        for share in selection.SHARES:
+            values = [value for _, value in store.where(model=model, share=share)]
+            rows.append([model, f"1 in {share}", *(f"{100 * statistics.fmean(value[way] for value in values):.1f}" for way in selection.WAYS)])
+    return f"""Percent of the attention to {selection.KNOWN} tokens that lies in the blocks of {selection.BLOCK} tokens which each KV head of each global layer selects for one query:
+the mean over {selection.QUERIES} queries behind them, heads, layers and {len(selection.TEXTS)} texts. The first and the last block are always in. `Select` has Quest's bound of
+the mean of the query heads that share a KV head; beside it is the greatest of these heads' own bounds. The best possible has the blocks with the greatest attention of these heads together.
+
+{_table(["model", "blocks", *selection.WAYS], rows)}
+"""
+
+
 SECTIONS = (  # What each is called, what writes it, of which tables.
     ("Correctness first", correctness, ("alike",)),
     ("vLLM: the same tokens", vllm_same, ("vllm_alike",)),
@@ -436,6 +451,7 @@ SECTIONS = (  # What each is called, what writes it, of which tables.
     ("Perplexity of long text", perplexity, ("perplexity",)),
     ("Retrieval", retrieval, ("retrieval",)),
     ("Every policy at a quarter", every_policy, ("quality_perplexity", "quality_retrieval")),
+    ("Selection for sparse attention", selected, ("selection",)),
     ("The paper's order: PagedEviction above streaming_llm and inverse_key_l2", order, ("perplexity", "retrieval")),
     ("Scores: kvpress", kvpress, ("kvpress",)),
 )

@@ -11,6 +11,7 @@ import presses
 import pruning
 import quality
 import render
+import selection
 import speed
 import tiers
 import vllm_alike
@@ -27,6 +28,7 @@ TABLES = {  # name: (cells, what measures one)
     "perplexity": (pruning.perplexity_cells, pruning.perplexity),
     "quality_perplexity": (quality.perplexity_cells, quality.perplexity),
     "quality_retrieval": (quality.retrieval_cells, quality.retrieval),
+    "selection": (selection.cells, selection.measure),
     "kvpress": (presses.cells, presses.measure),  # With tests/engines.sh --kvpress.
 }
 VLLM = {  # With tests/engines.sh --vllm.

@@ -91,7 +91,7 @@ void BindSelection(nb::module_& module) {
             return Scores(result.proto.bounds(), result.proto.rows(), result.proto.selected());
           },
           nb::sig("def bounds(self) -> numpy.typing.NDArray[numpy.float32] | None"),
-          "[rows, selected]: no logit of these queries in the block is above it.")
+          "[rows, selected]: no logit of a query, the mean of the heads that share K, is above it there.")
       .def_prop_ro(
           "blocks_read", [](const PySelectResult& result) { return result.proto.blocks_read(); },
           "Blocks whose K was read; the others' bounds of keys were kept.");
@@ -251,8 +251,8 @@ PyBudgetPlan PlanBudgets(const SessionPtr& session, const std::string& method, u
 PyPending<v1::SelectResult> Select(const SessionPtr& session, nb::handle table, nb::handle window,
                                    std::optional<uint32_t> budget_tokens,
                                    std::optional<uint32_t> budget_blocks, uint32_t first_blocks,
-                                   uint32_t last_blocks, bool bounds, bool fresh,
-                                   std::optional<uint64_t> after) {
+                                   uint32_t last_blocks, bool bounds, nb::handle into, uint64_t into_offset,
+                                   bool fresh, std::optional<uint64_t> after) {
   if (budget_tokens.has_value() == budget_blocks.has_value()) {
     throw StatusError(
         absl::InvalidArgumentError("one of budget_tokens and budget_blocks must be given, and not both"));
@@ -267,6 +267,7 @@ PyPending<v1::SelectResult> Select(const SessionPtr& session, nb::handle table, 
   request.set_first_blocks(first_blocks);
   request.set_last_blocks(last_blocks);
   request.set_bounds(bounds);
+  if (!into.is_none()) *request.mutable_into() = ArrayOf("into", into, into_offset);
   return {session, ValueOf(session->Use([&](Session& open) { return open.Select(request, StepOf(after)); }))};
 }
 
@@ -335,14 +336,19 @@ void BindDevice(nb::module_& module) {
       "select", Select, nb::arg("table"), nb::arg("window"), nb::kw_only(),
       nb::arg("budget_tokens") = nb::none(), nb::arg("budget_blocks") = nb::none(),
       nb::arg("first_blocks") = 1, nb::arg("last_blocks") = 1, nb::arg("bounds") = false,
-      nb::arg("fresh") = false, nb::arg("after") = nb::none(),
-      nb::sig("def select(self, table: LiveSequence | BlockTable, window: QueryWindow, *, budget_tokens: int "
-              "| None = None, budget_blocks: int | None = None, first_blocks: int = 1, last_blocks: int = 1, "
-              "bounds: bool = False, fresh: bool = False, after: int | None = None) -> PendingSelect"),
+      nb::arg("into").none() = nb::none(), nb::arg("into_offset") = 0, nb::arg("fresh") = false,
+      nb::arg("after") = nb::none(),
+      nb::sig(
+          "def select(self, table: LiveSequence | BlockTable, window: QueryWindow, *, budget_tokens: int "
+          "| None = None, budget_blocks: int | None = None, first_blocks: int = 1, last_blocks: int = 1, "
+          "bounds: bool = False, into: BlockArray | None = None, into_offset: int = 0, fresh: bool = False, "
+          "after: int | None = None) -> PendingSelect"),
       "Which blocks a sparse attention kernel reads for the queries of `window`, in each KV head of each "
       "layer\n"
       "(Quest): those of the greatest bounds, and always the first and the last ones. Nothing is dropped.\n"
-      "As many blocks as `budget_blocks`, or as fit whole into `budget_tokens`.");
+      "As many blocks as `budget_blocks`, or as fit whole into `budget_tokens`. The positions are also "
+      "written to `into`, as\n"
+      "int32 [layers, kv_heads, selected] from `into_offset` on, where kernels find them.");
   BindPruning(session);
   session.def(
       "plan_budgets", PlanBudgets, nb::arg("method"), nb::arg("tokens_per_layer"), nb::arg("layers") = 0,

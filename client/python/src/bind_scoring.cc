@@ -364,6 +364,11 @@ void BindScorer(nb::module_& module) {
 
 }  // namespace
 
+v1::Data ArrayOf(const std::string& field, nb::handle array, uint64_t offset) {
+  if (!nb::isinstance<PyBlockArray>(array)) throw TypeErrorOf(field, array, "a BlockArray");
+  return nb::cast<const PyBlockArray&>(array).Data(offset);
+}
+
 void BindScoring(nb::module_& module) {
   BindBlockArray(module);
   BindSignals(module);

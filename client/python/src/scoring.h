@@ -71,6 +71,9 @@ struct CompactArguments {
 v1::Compact CompactRequestOf(nb::handle scorer, const CompactArguments& arguments,
                              const WhateverScore& ranges);
 
+// A BlockArray, `offset` bytes from its start on; `field` names it in errors.
+v1::Data ArrayOf(const std::string& field, nb::handle array, uint64_t offset);
+
 // A LiveSequence or a BlockTable of this session; `field` names it in errors.
 v1::Sequence SequenceOf(const std::string& field, nb::handle table,
                         const std::shared_ptr<SharedSession>& session);
