@@ -52,6 +52,7 @@ class CudaKvCompute final : public KvCompute {
                                           const scorers::Signals& signals) const override;
   absl::Status Score(const ScoreCall& call) override;
   absl::Status Gather(const scorers::GatherRequest& request) override;
+  absl::StatusOr<MergeOutcome> Merge(const scorers::MergeRequest& request) override;
 
   // Microseconds on the device's clock.
   struct Times {
@@ -95,6 +96,8 @@ class CudaKvCompute final : public KvCompute {
                              const float* token_rows, float* block_scores);
   absl::Status EnqueueChoice(const ScoreCall& call, Scores* scores);
   absl::Status TakeScores(const ScoreCall& call, const Scores& scores);
+  // The arrays of a compaction among the inputs of its call.
+  struct GatherArrays;
 
   const std::shared_ptr<const CudaContext> context_;
   const ScoreKernels kernels_;
