@@ -141,7 +141,7 @@ absl::Status DeviceRunner::RunPart(const Part& part, bool stopping) {
     return absl::AbortedError("the session has ended");
   const auto start = std::chrono::steady_clock::now();
   absl::Status status =
-      operation->answered ? work_.Gather(*operation, part.rank) : work_.Score(operation, part.rank);
+      operation->answered ? work_.Gather(operation, part.rank) : work_.Score(operation, part.rank);
   // After a sticky error the GPU's context is gone, and with it the contents of all blocks.
   EndIfGpuIsLost(status, absl::StrCat("device ", options_.device));
   if (part.rank == 0) {
@@ -160,6 +160,8 @@ void DeviceRunner::Advance(const Operation& operation) {
     if (operation->status.ok() && operation->settled < operation->kept_tokens) {
       return SendParts(operation, /*in_front=*/true);
     }
+  } else if (operation->status.ok()) {
+    AnswerMerge(operation.get());
   }
   operation->ranks[0].runner->Count(*operation);
   over_(operation);
