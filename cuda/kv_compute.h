@@ -9,6 +9,7 @@
 //              host memory, or only the indices of the tokens or blocks that leave: a million scores need not be
 //              copied
 //   Gather     copies rows of K and V into other blocks
+//   Merge      does so too, and merges the rows that are not copied into those that are
 //
 // Block addresses are as Slab::address() gives them (cuda/device.h). The workspace grows with the largest call
 // so far and is kept until destruction. Plan may be called from any thread at any time; of all other calls at
@@ -20,11 +21,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "cuda/scorers/gather.h"
+#include "cuda/scorers/merge.h"
 #include "cuda/scorers/score.h"
 
 namespace kvpool {
@@ -60,6 +63,12 @@ struct VictimChoice {
   absl::Span<uint32_t> victims;  // [rows][count], ascending in each row
 };
 
+// What came of a merge, for each plane.
+struct MergeOutcome {
+  std::vector<float> thresholds;  // cosines, from which on tokens were merged
+  std::vector<uint32_t> merged;   // tokens
+};
+
 struct ScoreCall {
   const scorers::ScorePlan* plan = nullptr;
   scorers::KvView kv;        // kv.blocks is an array in this process's memory
@@ -90,6 +99,9 @@ class KvCompute {
   virtual double products_per_second() const = 0;
   // The request's arrays are in this process's memory. REQUIRES: no destination is a source.
   virtual absl::Status Gather(const scorers::GatherRequest& request) = 0;
+  // The same of these arrays. RESOURCE_EXHAUSTED: the GPU is out of memory. REQUIRES: no destination is a source;
+  // scorers::CheckMerge(request) is OK.
+  virtual absl::StatusOr<MergeOutcome> Merge(const scorers::MergeRequest& request) = 0;
 };
 
 struct KvComputeOptions {

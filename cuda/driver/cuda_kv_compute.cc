@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/scorers/gather.h"
+#include "cuda/scorers/merge.h"
 #include "cuda/scorers/parts/select_rows.h"
 #include "cuda/scorers/select.h"
 #include "proto/support/status_macros.h"
@@ -15,6 +16,7 @@ namespace kvpool {
 namespace {
 
 using scorers::KvShape;
+using scorers::KvView;
 using scorers::PlaneShares;
 using scorers::Scope;
 using scorers::ScoreContext;
@@ -471,29 +473,84 @@ absl::Status CudaKvCompute::Score(const ScoreCall& call) {
 
 // ------------------------------------------------------------------------------------------------- gather
 
+struct CudaKvCompute::GatherArrays {
+  GatherArrays(const scorers::GatherRequest& request, Inputs* inputs)
+      : blocks((request.kept_tokens + request.from.shape.tokens_per_block - 1) /
+               request.from.shape.tokens_per_block) {
+    const KvShape& shape = request.from.shape;
+    const size_t kept = (shape.layers - 1) * request.kept_layer_stride +
+                        (shape.kv_heads - 1) * request.kept_head_stride + request.kept_tokens;
+    from_at = inputs->Add(absl::MakeConstSpan(request.from.blocks, shape.blocks()));
+    to_at = inputs->Add(absl::MakeConstSpan(request.to_blocks, blocks));
+    kept_at = inputs->Add(absl::MakeConstSpan(request.kept, kept));
+  }
+  // Points to the arrays behind `there`, where the inputs are on the device.
+  void Place(uint64_t there, scorers::GatherRequest* on_device) const {
+    on_device->from.blocks = reinterpret_cast<const uint64_t*>(there + from_at);
+    on_device->to_blocks = reinterpret_cast<const uint64_t*>(there + to_at);
+    on_device->kept = reinterpret_cast<const uint32_t*>(there + kept_at);
+  }
+  const uint32_t blocks;  // destinations
+  size_t from_at = 0, to_at = 0, kept_at = 0;
+};
+
 absl::Status CudaKvCompute::Gather(const scorers::GatherRequest& request) {
-  const KvShape& shape = request.from.shape;
   if (request.kept_tokens == 0) return absl::OkStatus();
-  const uint32_t blocks = (request.kept_tokens + shape.tokens_per_block - 1) / shape.tokens_per_block;
-  const size_t kept = (shape.layers - 1) * request.kept_layer_stride +
-                      (shape.kv_heads - 1) * request.kept_head_stride + request.kept_tokens;
   Inputs inputs;
-  const size_t from_at = inputs.Add(absl::MakeConstSpan(request.from.blocks, shape.blocks()));
-  const size_t to_at = inputs.Add(absl::MakeConstSpan(request.to_blocks, blocks));
-  const size_t kept_at = inputs.Add(absl::MakeConstSpan(request.kept, kept));
+  const GatherArrays arrays(request, &inputs);
   ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
   RETURN_IF_ERROR(inputs_.Grow(context_, inputs.bytes()));
   RETURN_IF_ERROR(pinned_inputs_.Grow(context_, inputs.bytes()));
   inputs.CopyTo(pinned_inputs_.address());
-  const uint64_t there = inputs_.address();
   scorers::GatherRequest on_device = request;
-  on_device.from.blocks = reinterpret_cast<const uint64_t*>(there + from_at);
-  on_device.to_blocks = reinterpret_cast<const uint64_t*>(there + to_at);
-  on_device.kept = reinterpret_cast<const uint32_t*>(there + kept_at);
+  arrays.Place(inputs_.address(), &on_device);
   return RunOnStream("compacting", [&] {
     RETURN_IF_ERROR(Send(inputs));
-    return Launch(kernels_.gather, {blocks, shape.layers, kBlockThreads}, on_device);
+    return Launch(kernels_.gather, {arrays.blocks, request.from.shape.layers, kBlockThreads}, on_device);
   });
+}
+
+absl::StatusOr<MergeOutcome> CudaKvCompute::Merge(const scorers::MergeRequest& request) {
+  const KvView& kv = request.gather.from;
+  const KvShape& shape = kv.shape;
+  const uint32_t planes = shape.planes();
+  Inputs inputs;
+  const GatherArrays arrays(request.gather, &inputs);
+  const size_t evicted = (shape.layers - 1) * request.evicted_layer_stride +
+                         (shape.kv_heads - 1) * request.evicted_head_stride + request.evicted_tokens;
+  const size_t evicted_at = inputs.Add(absl::MakeConstSpan(request.evicted, evicted));
+  const size_t thresholds_at =
+      inputs.Add(absl::MakeConstSpan(request.thresholds, request.thresholds == nullptr ? 0 : planes));
+  scorers::MergeContext context{.request = request};
+  ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
+  RETURN_IF_ERROR(workspace_.Grow(context_, scorers::ArrangeMerge(0, &context)));
+  RETURN_IF_ERROR(inputs_.Grow(context_, inputs.bytes()));
+  RETURN_IF_ERROR(pinned_inputs_.Grow(context_, inputs.bytes()));
+  const size_t merged_at = Aligned(planes * sizeof(float));
+  RETURN_IF_ERROR(pinned_outputs_.Grow(context_, merged_at + planes * sizeof(uint32_t)));
+  inputs.CopyTo(pinned_inputs_.address());
+  const uint64_t there = inputs_.address();
+  scorers::ArrangeMerge(workspace_.address(), &context);
+  arrays.Place(there, &context.request.gather);
+  context.request.evicted = reinterpret_cast<const uint32_t*>(there + evicted_at);
+  if (request.thresholds != nullptr) {
+    context.request.thresholds = reinterpret_cast<const float*>(there + thresholds_at);
+  }
+  const uint32_t tile_tokens = scorers::NearestTile::TokensOf(shape.k_head_dim);
+  const uint32_t tiles = (request.evicted_tokens + tile_tokens - 1) / tile_tokens;
+  RETURN_IF_ERROR(RunOnStream("merging", [&] {
+    RETURN_IF_ERROR(Send(inputs));
+    RETURN_IF_ERROR(Launch(kernels_.merge_norms, {shape.blocks(), shape.layers, kBlockThreads}, context));
+    RETURN_IF_ERROR(
+        Launch(kernels_.of(kv.dtype).nearest, {uint64_t{planes} * tiles, 1, kBlockThreads}, context, tiles));
+    RETURN_IF_ERROR(Launch(kernels_.link, {planes, 1, kBlockThreads}, context));
+    RETURN_IF_ERROR(Launch(kernels_.merge, {arrays.blocks, shape.layers, kBlockThreads}, context));
+    RETURN_IF_ERROR(Fetch(reinterpret_cast<uint64_t>(context.thresholds), planes * sizeof(float), 0));
+    return Fetch(reinterpret_cast<uint64_t>(context.merged), planes * sizeof(uint32_t), merged_at);
+  }));
+  const auto* const thresholds = reinterpret_cast<const float*>(pinned_outputs_.address());
+  const auto* const merged = reinterpret_cast<const uint32_t*>(pinned_outputs_.address() + merged_at);
+  return MergeOutcome{.thresholds = {thresholds, thresholds + planes}, .merged = {merged, merged + planes}};
 }
 
 }  // namespace kvpool

@@ -54,6 +54,7 @@ class CudaKvCompute final : public KvCompute {
   // A hundredth of what an A100 multiplies in f32: weights that all tokens are multiplied with come from the L2 cache.
   double products_per_second() const override { return 1e11; }
   absl::Status Gather(const scorers::GatherRequest& request) override;
+  absl::StatusOr<MergeOutcome> Merge(const scorers::MergeRequest& request) override;
 
   // Microseconds on the device's clock.
   struct Times {
@@ -97,6 +98,8 @@ class CudaKvCompute final : public KvCompute {
                              const float* token_rows, float* block_scores);
   absl::Status EnqueueChoice(const ScoreCall& call, Scores* scores);
   absl::Status TakeScores(const ScoreCall& call, const Scores& scores);
+  // The arrays of a compaction among the inputs of its call.
+  struct GatherArrays;
 
   const std::shared_ptr<const CudaContext> context_;
   const ScoreKernels kernels_;

@@ -8,12 +8,12 @@ namespace kvpool {
 namespace {
 
 struct TypeNames {
-  const char *records, *anchor_dots, *window_lse, *window;
+  const char *records, *anchor_dots, *window_lse, *window, *nearest;
 };
 #define KVPOOL_TYPE_NAMES(type)                                                                         \
   {                                                                                                     \
     "kvpool_score_records_" #type, "kvpool_score_anchor_dots_" #type, "kvpool_score_window_lse_" #type, \
-        "kvpool_score_window_" #type                                                                    \
+        "kvpool_score_window_" #type, "kvpool_score_nearest_" #type                                     \
   }
 // Indexed by KvDtype.
 constexpr TypeNames kTypeNames[] = {KVPOOL_TYPE_NAMES(f32), KVPOOL_TYPE_NAMES(f16), KVPOOL_TYPE_NAMES(bf16),
@@ -49,7 +49,7 @@ absl::StatusOr<ScoreKernels> ScoreKernels::Load(const std::shared_ptr<const Cuda
   for (size_t type = 0; type < kernels.types_.size(); ++type) {
     const TypeNames& names = kTypeNames[type];
     kernels.types_[type] = {find(names.records), find(names.anchor_dots), find(names.window_lse),
-                            find(names.window)};
+                            find(names.window), find(names.nearest)};
   }
   for (const PolicyNames& names : kPolicyNames) {
     kernels.policies_.push_back(
@@ -61,6 +61,9 @@ absl::StatusOr<ScoreKernels> ScoreKernels::Load(const std::shared_ptr<const Cuda
   kernels.reduce_planes = find("kvpool_score_reduce_planes");
   kernels.reduce_tokens = find("kvpool_score_reduce_tokens");
   kernels.gather = find("kvpool_score_gather");
+  kernels.merge_norms = find("kvpool_score_merge_norms");
+  kernels.link = find("kvpool_score_link");
+  kernels.merge = find("kvpool_score_merge");
   kernels.copy_pieces = find("kvpool_score_copy_pieces");
   kernels.count_digits = find("kvpool_score_count_digits");
   kernels.count_tile = find("kvpool_score_count_tile");

@@ -59,11 +59,7 @@ class HostKvCompute final : public KvCompute {
       scorers::ComputeRecords(plan, call.kv, run.first, run.count, call.records.data() + run.first,
                               &workers_);
     }
-    if (workspace_ == nullptr || workspace_->bytes() < plan.workspace_bytes) {
-      workspace_.reset();
-      // The spare room keeps a sequence that grows by a block from reallocating it.
-      workspace_ = std::make_unique<HostBuffer>(plan.workspace_bytes + plan.workspace_bytes / 4);
-    }
+    GrowWorkspace(plan.workspace_bytes);
     scorers::ScoreOutput output = call.output;
     const VictimChoice& choice = call.choice;
     float** const chosen_by = choice.of_tokens ? &output.token_scores : &output.block_scores;
@@ -86,7 +82,24 @@ class HostKvCompute final : public KvCompute {
     return absl::OkStatus();
   }
 
+  absl::StatusOr<MergeOutcome> Merge(const scorers::MergeRequest& request) override {
+    scorers::MergeContext context{.request = request};
+    GrowWorkspace(scorers::ArrangeMerge(0, &context));
+    scorers::ArrangeMerge(workspace_->address(), &context);
+    scorers::Merge(context, &workers_);
+    const uint32_t planes = request.gather.from.shape.planes();
+    return MergeOutcome{.thresholds = {context.thresholds, context.thresholds + planes},
+                        .merged = {context.merged, context.merged + planes}};
+  }
+
  private:
+  void GrowWorkspace(size_t bytes) {
+    if (workspace_ != nullptr && workspace_->bytes() >= bytes) return;
+    workspace_.reset();
+    // The spare room keeps a sequence that grows by a block from reallocating it.
+    workspace_ = std::make_unique<HostBuffer>(bytes + bytes / 4);
+  }
+
   HostWorkers workers_;
   std::unique_ptr<HostBuffer> workspace_;
   std::vector<float> scores_;  // scores that only the choice of victims needs

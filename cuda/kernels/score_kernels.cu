@@ -7,6 +7,7 @@
 #include "cuda/scorers/parts/context.h"
 #include "cuda/scorers/parts/features.h"
 #include "cuda/scorers/parts/gather_rows.h"
+#include "cuda/scorers/parts/merge_rows.h"
 #include "cuda/scorers/parts/reduce.h"
 #include "cuda/scorers/parts/select_rows.h"
 #include "cuda/scorers/parts/window.h"
@@ -35,8 +36,8 @@ __device__ BlockRange ShareOf(const PlaneShares& shares, const KvShape& shape) {
   X(fp8_e4m3, KvDtype::kFp8E4m3) \
   X(fp8_e5m2, KvDtype::kFp8E5m2)
 
-// records: x: block of the sequence, from `first`; y: layer. anchor_dots: x: share of a plane. The others:
-// x: plane.
+// records: x: block of the sequence, from `first`; y: layer. anchor_dots: x: share of a plane. nearest: x: tile of a
+// plane, whose tiles are neighbours. The others: x: plane.
 #define KVPOOL_TYPED_KERNELS(name, dtype)                                                                  \
   KVPOOL_KERNEL(kBlockThreads, kRecordTeams)                                                               \
   kvpool_score_records_##name(const __grid_constant__ KvView kv, const __grid_constant__ RecordLayout at,  \
@@ -55,6 +56,12 @@ __device__ BlockRange ShareOf(const PlaneShares& shares, const KvShape& shape) {
   KVPOOL_KERNEL(kPolicyThreads, 1)                                                                         \
   kvpool_score_window_##name(const __grid_constant__ ScoreContext context) {                               \
     WindowStatistics<CudaLogitTile<dtype>>(CudaTeam(), context, blockIdx.x);                               \
+  }                                                                                                        \
+  KVPOOL_KERNEL(kBlockThreads, 1)                                                                          \
+  kvpool_score_nearest_##name(const __grid_constant__ MergeContext context, uint32_t tiles) {              \
+    __shared__ NearestTile tile;                                                                           \
+    FindNearest<dtype>(CudaTeam(), context, blockIdx.x / tiles, blockIdx.x % tiles,                        \
+                       NearestTile::TokensOf(context.request.gather.from.k.head_dim), &tile);              \
   }
 KVPOOL_FOR_EACH_DTYPE(KVPOOL_TYPED_KERNELS)
 
@@ -94,6 +101,19 @@ kvpool_score_reduce_tokens(const __grid_constant__ KvShape shape, TokenReduction
 // x: destination block; y: layer.
 KVPOOL_KERNEL(kBlockThreads) kvpool_score_gather(const __grid_constant__ GatherRequest request) {
   GatherLayer(CudaTeam(), request, blockIdx.x, blockIdx.y);
+}
+
+// x: source block; y: layer.
+KVPOOL_KERNEL(kBlockThreads, 1) kvpool_score_merge_norms(const __grid_constant__ MergeContext context) {
+  MergeNorms(CudaTeam(), context, blockIdx.x, blockIdx.y);
+}
+// x: plane.
+KVPOOL_KERNEL(kBlockThreads, 1) kvpool_score_link(const __grid_constant__ MergeContext context) {
+  LinkMerged(CudaTeam(), context, blockIdx.x);
+}
+// x: destination block; y: layer.
+KVPOOL_KERNEL(kBlockThreads, 1) kvpool_score_merge(const __grid_constant__ MergeContext context) {
+  MergeLayer(CudaTeam(), context, blockIdx.x, blockIdx.y);
 }
 
 // x: piece.

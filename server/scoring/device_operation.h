@@ -4,7 +4,7 @@
 //   prepared   refs checked, all planned, destinations leased         a verb, under the space's mutex
 //   scored     scores of each rank's heads                            the runner of its device, under no lock
 //   answered   ranks joined, victims chosen, `result` filled          the runner that did the last part
-//   gathered   Compact: rows that stay copied to their blocks;        the runner of each rank's device
+//   gathered   Compact: rows that stay are in their blocks;           the runner of each rank's device
 //              Select: positions written to blocks, if asked for
 //   over       holds given back, answered, parked verbs resumed       the last runner, under the mutex
 //
@@ -93,6 +93,7 @@ struct RankOutcome {
   // PlanBudgets: one for each layer, and one for each plane. The first sequence's come first.
   std::vector<scorers::AttentionSpread> spreads;
   std::vector<double> densities;
+  MergeOutcome merge;  // Compact with DISPOSITION_MERGE, once its rows are moved.
 };
 
 struct RankWork {

@@ -162,6 +162,8 @@ void DeviceRunner::Advance(const Operation& operation) {
     if (operation->status.ok() && more) {
       return SendParts(operation, /*in_front=*/true);
     }
+  } else if (operation->status.ok()) {
+    AnswerMerge(operation.get());
   }
   operation->ranks[0].runner->Count(*operation);
   over_(operation);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string_view>
 
+#include "absl/base/casts.h"
 #include "proto/support/check.h"
 
 namespace kvpool {
@@ -39,10 +40,8 @@ class Digest {
   const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context_;
 };
 
-}  // namespace
-
-std::string KeptDigest(const v1::Policy& policy, uint32_t rows, absl::Span<const uint32_t> positions) {
-  Digest digest;
+void AddKept(const v1::Policy& policy, uint32_t rows, absl::Span<const uint32_t> positions, Digest* to) {
+  Digest& digest = *to;
   digest.Add("kvpool.kept.v1");
   digest.AddString(policy.name());
   const std::map<std::string, std::string> params(policy.params().begin(), policy.params().end());
@@ -54,6 +53,26 @@ std::string KeptDigest(const v1::Policy& policy, uint32_t rows, absl::Span<const
   digest.Add(rows);
   digest.Add(static_cast<uint32_t>(positions.size() / rows));
   for (const uint32_t position : positions) digest.Add(position);
+}
+
+}  // namespace
+
+std::string KeptDigest(const v1::Policy& policy, uint32_t rows, absl::Span<const uint32_t> positions) {
+  Digest digest;
+  AddKept(policy, rows, positions, &digest);
+  return digest.Take();
+}
+
+std::string KeptDigest(const v1::Compact& compact, uint32_t rows, absl::Span<const uint32_t> positions) {
+  Digest digest;
+  AddKept(compact.policy(), rows, positions, &digest);
+  if (compact.disposition() == v1::DISPOSITION_MERGE) {
+    const v1::MergeTerms& terms = compact.merge();
+    digest.Add("merge");
+    digest.Add(static_cast<uint32_t>(terms.thresholds_size()));
+    for (const float threshold : terms.thresholds()) digest.Add(absl::bit_cast<uint32_t>(threshold));
+    digest.Add(absl::bit_cast<uint32_t>(terms.smoothing()));
+  }
   return digest.Take();
 }
 

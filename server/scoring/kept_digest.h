@@ -14,6 +14,9 @@ namespace kvpool {
 // u32 tokens a row || u32 positions...). Strings have their length in front, integers are little-endian. An
 // empty `policy` stands for tokens that the engine chose.
 std::string KeptDigest(const v1::Policy& policy, uint32_t rows, absl::Span<const uint32_t> positions);
+// The same of a compaction. One that merges has this behind it: "merge" || u32 thresholds || f32 thresholds... || f32
+// smoothing.
+std::string KeptDigest(const v1::Compact& compact, uint32_t rows, absl::Span<const uint32_t> positions);
 
 }  // namespace kvpool
 

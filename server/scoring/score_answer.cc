@@ -267,7 +267,9 @@ absl::Status AnswerCompact(DeviceOperation* operation) {
   const KvShape& shape = sequence.shape();
   const uint32_t kept = operation->kept_tokens, per_block = shape.tokens_per_block;
   // The old sequence stays as well: a new table that shared blocks with it would need second holds on them.
-  const uint32_t leading = request.keep_sources() && kept < shape.tokens ? 0 : LeadingBlocks(*operation);
+  // A merge may write into any token that stays.
+  const bool moves_all = request.keep_sources() || Merges(*operation);
+  const uint32_t leading = moves_all && kept < shape.tokens ? 0 : LeadingBlocks(*operation);
   operation->settled = std::min(kept, leading * per_block);
   const uint32_t table = (kept + per_block - 1) / per_block;
   operation->destinations_used = table - leading;
@@ -289,7 +291,7 @@ absl::Status AnswerCompact(DeviceOperation* operation) {
   result->set_released(static_cast<uint32_t>(operation->released.size()));
   result->set_blocks_read(BlocksRead(*operation));
   if (kept < shape.tokens) {
-    result->set_kept_digest(KeptDigest(request.policy(), operation->kept_rows, operation->kept));
+    result->set_kept_digest(KeptDigest(request, operation->kept_rows, operation->kept));
   }
   return absl::OkStatus();
 }
@@ -420,6 +422,28 @@ absl::Status AnswerOperation(DeviceOperation* operation) {
     default:
       return AnswerPlanBudgets(operation);
   }
+}
+
+bool Merges(const DeviceOperation& operation) {
+  return operation.request.has_compact() &&
+         operation.request.compact().disposition() == v1::DISPOSITION_MERGE;
+}
+
+void AnswerMerge(DeviceOperation* operation) {
+  if (!Merges(*operation)) return;
+  const KvShape& shape = operation->sequences[0].shape();
+  v1::CompactResult* const result = operation->result.mutable_compact();
+  uint64_t merged = 0;
+  for (uint32_t layer = 0; layer < shape.layers; ++layer) {
+    for (const RankWork& rank : operation->ranks) {
+      for (uint32_t head = 0; head < shape.kv_heads; ++head) {
+        const uint32_t plane = layer * shape.kv_heads + head;
+        result->add_merge_thresholds(rank.outcome.merge.thresholds[plane]);
+        merged += rank.outcome.merge.merged[plane];
+      }
+    }
+  }
+  result->set_merged_tokens(merged);
 }
 
 }  // namespace kvpool

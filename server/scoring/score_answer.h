@@ -33,6 +33,11 @@ WantedScores WantedOf(const DeviceOperation& operation, const RowChoice& choice)
 // budget is below what is protected. REQUIRES: every rank's outcome is OK.
 absl::Status AnswerOperation(DeviceOperation* operation);
 
+// Whether tokens that leave are merged into those that stay.
+bool Merges(const DeviceOperation& operation);
+// Adds what came of a merge to the answer; nothing if there was none. REQUIRES: every rank's rows are moved.
+void AnswerMerge(DeviceOperation* operation);
+
 }  // namespace kvpool
 
 #endif  // KVPOOL_SERVER_SCORING_SCORE_ANSWER_H_

@@ -172,21 +172,22 @@ absl::Status ScoreWork::Score(DeviceOperation* operation, uint32_t rank) {
   return absl::OkStatus();
 }
 
-absl::Status ScoreWork::Gather(const DeviceOperation& operation, uint32_t rank) {
-  const SequenceWork& sequence = operation.sequences[0];
+absl::Status ScoreWork::Gather(DeviceOperation* operation, uint32_t rank) {
+  const SequenceWork& sequence = operation->sequences[0];
   const KvShape& shape = sequence.shape();
-  const uint64_t kept = operation.kept_tokens;
+  const uint64_t kept = operation->kept_tokens;
   scorers::GatherRequest gather{.from = sequence.shares[rank].kv,
-                                .to_blocks = operation.ranks[rank].destination_addresses.data(),
-                                .kept = operation.kept.data() + operation.settled,
-                                .kept_tokens = operation.kept_tokens - operation.settled};
-  if (operation.kept_rows > 1 && sequence.request.scope == scorers::Scope::kLayer) {
+                                .to_blocks = operation->ranks[rank].destination_addresses.data(),
+                                .kept = operation->kept.data() + operation->settled,
+                                .kept_tokens = operation->kept_tokens - operation->settled};
+  if (operation->kept_rows > 1 && sequence.request.scope == scorers::Scope::kLayer) {
     gather.kept_layer_stride = kept;
-  } else if (operation.kept_rows > 1 && sequence.request.scope == scorers::Scope::kHead) {
+  } else if (operation->kept_rows > 1 && sequence.request.scope == scorers::Scope::kHead) {
     gather.kept += rank * shape.kv_heads * kept;
-    gather.kept_layer_stride = kept * shape.kv_heads * operation.ranks.size();
+    gather.kept_layer_stride = kept * shape.kv_heads * operation->ranks.size();
     gather.kept_head_stride = kept;
   }
+  if (Merges(*operation)) return Merge(operation, rank, gather);
   return compute_.Gather(gather);
 }
 
@@ -205,6 +206,44 @@ absl::Status ScoreWork::PutPositions(const DeviceOperation& operation, uint32_t 
     RETURN_IF_ERROR(compute_.Stage({{.address = from, .bytes = to.bytes}}, to.address));
     from += to.bytes;
   }
+  return absl::OkStatus();
+}
+
+absl::Status ScoreWork::Merge(DeviceOperation* operation, uint32_t rank,
+                              const scorers::GatherRequest& gather) {
+  const KvShape& shape = gather.from.shape;
+  scorers::MergeRequest merge{.gather = gather, .evicted_tokens = shape.tokens - gather.kept_tokens};
+  RETURN_IF_ERROR(scorers::CheckMerge(merge, workspace_limit_bytes_));  // It also bounds the arrays below.
+  const uint32_t layers = gather.kept_layer_stride > 0 ? shape.layers : 1;
+  const uint32_t heads = gather.kept_head_stride > 0 ? shape.kv_heads : 1;
+  std::vector<uint32_t> evicted;
+  evicted.reserve(size_t{layers} * heads * merge.evicted_tokens);
+  for (uint32_t layer = 0; layer < layers; ++layer) {
+    for (uint32_t head = 0; head < heads; ++head) {
+      const uint32_t* stays = gather.kept + layer * gather.kept_layer_stride + head * gather.kept_head_stride;
+      const uint32_t* const end = stays + gather.kept_tokens;
+      for (uint32_t token = 0; token < shape.tokens; ++token) {
+        if (stays != end && *stays == token) {
+          ++stays;
+        } else {
+          evicted.push_back(token);
+        }
+      }
+    }
+  }
+  merge.evicted = evicted.data();
+  if (layers > 1) merge.evicted_layer_stride = uint64_t{heads} * merge.evicted_tokens;
+  if (heads > 1) merge.evicted_head_stride = merge.evicted_tokens;
+  const v1::MergeTerms& terms = operation->request.compact().merge();
+  const auto ranks = static_cast<uint32_t>(operation->ranks.size());
+  std::vector<float> thresholds;
+  for (uint32_t plane = 0; plane < shape.planes() && !terms.thresholds().empty(); ++plane) {
+    const uint32_t of_all = (plane / shape.kv_heads * ranks + rank) * shape.kv_heads + plane % shape.kv_heads;
+    thresholds.push_back(terms.thresholds(terms.thresholds_size() == 1 ? 0 : static_cast<int>(of_all)));
+  }
+  merge.thresholds = thresholds.empty() ? nullptr : thresholds.data();
+  merge.smoothing = terms.smoothing();
+  ASSIGN_OR_RETURN(operation->ranks[rank].outcome.merge, compute_.Merge(merge));
   return absl::OkStatus();
 }
 

@@ -2,7 +2,8 @@
 // used again and again.
 //
 //   Score    stages signals -> finds or makes features -> computes scores, or victims, of the rank's heads
-//   Gather   copies the rows of K and V of those heads that stay into the blocks of the new table
+//   Gather   copies the rows of K and V of those heads that stay into the blocks of the new table, and merges
+//            the others into them where the request says so
 //
 // Results go into the operation, as the outcome of the rank. Not thread-safe: it belongs to
 // the runner's thread.
@@ -34,7 +35,8 @@ class ScoreWork {
   // RESOURCE_EXHAUSTED: it needs more workspace than the limit, or would multiply for longer. INVALID_ARGUMENT: the
   // budget is below what is protected.
   absl::Status Score(DeviceOperation* operation, uint32_t rank);
-  absl::Status Gather(const DeviceOperation& operation, uint32_t rank);
+  // RESOURCE_EXHAUSTED: a merge is too large, or needs more workspace than the limit.
+  absl::Status Gather(DeviceOperation* operation, uint32_t rank);
   // Writes the rank's positions of a selection to its blocks.
   absl::Status PutPositions(const DeviceOperation& operation, uint32_t rank);
   FeatureStats feature_stats() const { return features_.stats(); }
@@ -47,6 +49,8 @@ class ScoreWork {
     const SequenceShare& share() const { return sequence.shares[rank]; }
   };
   absl::Status ScoreSequence(const Part& part, const WantedScores& wanted, RankOutcome* outcome);
+  // `gather` is this rank's.
+  absl::Status Merge(DeviceOperation* operation, uint32_t rank, const scorers::GatherRequest& gather);
   absl::Status StageSignals(const Part& part, scorers::Signals* staged);
   // Fills records_ and runs_ for the sequence, and counts the blocks that are to be read.
   absl::Status FindFeatures(const Part& part, uint32_t* blocks_read);

@@ -79,6 +79,14 @@ absl::Status CheckRanges(const std::string& field,
   return absl::OkStatus();
 }
 
+absl::Status CheckThresholds(const v1::MergeTerms& terms, uint64_t planes) {
+  const auto given = static_cast<uint64_t>(terms.thresholds_size());
+  if (given <= 1 || given == planes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("compact.merge.thresholds has ", given,
+                                                 " numbers; must have none, 1, or one for each of ", planes,
+                                                 " planes"));
+}
+
 absl::Status CheckNumbers(const char* what, uint64_t numbers) {
   if (numbers <= kMostNumbers) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -355,7 +363,12 @@ absl::Status DeviceVerbs::PrepareCompact(Turn& turn, const v1::Compact& compact,
   SequenceWork& work = operation->sequences.emplace_back();
   RETURN_IF_ERROR(PrepareSequence(turn, *operation->session, compact.sequence(), &work));
   const scorers::KvShape& shape = work.shape();
+  const bool merges = compact.disposition() == v1::DISPOSITION_MERGE;
+  const uint64_t planes =
+      uint64_t{shape.planes()} * operation->ranks.size();  // Each has a threshold in an answer.
+  if (merges) RETURN_IF_ERROR(CheckThresholds(compact.merge(), planes));
   uint32_t kept = 0, settled = 0;  // Tokens at the start that stay where they are.
+  uint32_t rows = 1;
   if (compact.has_keep()) {
     const auto& positions = compact.keep().positions();
     if (positions[positions.size() - 1] >= shape.tokens) {
@@ -365,7 +378,7 @@ absl::Status DeviceVerbs::PrepareCompact(Turn& turn, const v1::Compact& compact,
     }
     operation->policy = "chosen";
     kept = static_cast<uint32_t>(positions.size());
-    if (!compact.keep_sources()) {
+    if (!compact.keep_sources() && !merges) {
       while (settled < kept && positions[static_cast<int>(settled)] == settled) ++settled;
     }
   } else {
@@ -381,8 +394,9 @@ absl::Status DeviceVerbs::PrepareCompact(Turn& turn, const v1::Compact& compact,
     operation->policy = work.request.policy.facts().name;
     SetProtection(compact, work, operation);
     kept = shape.tokens - scorers::TokensOverBudget(work.request.policy, shape, operation->budget_tokens);
-    RETURN_IF_ERROR(CheckNumbers("compact", uint64_t{kept} * work.rows()));
+    rows = work.rows();
   }
+  RETURN_IF_ERROR(CheckNumbers("compact", uint64_t{kept} * rows + (merges ? planes : 0)));
   if (kept == shape.tokens) return absl::OkStatus();  // Nothing moves.
   const uint32_t per_block = shape.tokens_per_block;
   return LeaseDestinations(turn, (kept + per_block - 1) / per_block - settled / per_block, operation);

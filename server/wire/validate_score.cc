@@ -229,6 +229,30 @@ absl::Status CheckEmbedding(const char* field, const RepeatedField<float>& value
   return absl::OkStatus();
 }
 
+absl::Status CheckMergeTerms(const v1::Compact& compact) {
+  if (!compact.has_merge()) return absl::OkStatus();
+  const v1::MergeTerms& terms = compact.merge();
+  RETURN_IF_ERROR(CheckKnown("compact.merge", terms));
+  if (compact.disposition() != v1::DISPOSITION_MERGE) {
+    return Invalid(absl::StrCat("compact.merge goes with DISPOSITION_MERGE; disposition is ",
+                                v1::Disposition_Name(compact.disposition())));
+  }
+  RETURN_IF_ERROR(CheckRange("compact.merge.thresholds", terms.thresholds_size(), 0, 262144));
+  for (const float threshold : terms.thresholds()) {
+    if (!std::isfinite(threshold)) {
+      return Invalid(absl::StrCat("compact.merge.thresholds has ", threshold, "; must be finite"));
+    }
+  }
+  if (!(terms.smoothing() >= 0 && terms.smoothing() <= 1)) {
+    return Invalid(absl::StrCat("compact.merge.smoothing is ", terms.smoothing(), "; must be 0 to 1"));
+  }
+  if (terms.thresholds().empty() && terms.smoothing() != 0) {
+    return Invalid(
+        absl::StrCat("compact.merge.smoothing is ", terms.smoothing(), "; must be 0 without thresholds"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckKeep(const v1::Compact& compact) {
   const RepeatedField<uint32_t>& positions = compact.keep().positions();
   RETURN_IF_ERROR(CheckKnown("compact.keep", compact.keep()));
@@ -297,6 +321,9 @@ absl::Status ValidateCompact(const v1::Compact& compact, uint32_t groups) {
   RETURN_IF_ERROR(CheckKnown("compact", compact));
   RETURN_IF_ERROR(CheckScoring(compact, groups));
   RETURN_IF_ERROR(CheckEnum("compact.scope", v1::Scope_IsValid(compact.scope()), compact.scope()));
+  RETURN_IF_ERROR(CheckEnum("compact.disposition", v1::Disposition_IsValid(compact.disposition()),
+                            compact.disposition()));
+  RETURN_IF_ERROR(CheckMergeTerms(compact));
   switch (compact.choice_case()) {
     case v1::Compact::kBudgetTokens:
       RETURN_IF_ERROR(CheckRange("compact.budget_tokens", compact.budget_tokens(), 1, kMaxSequenceTokens));

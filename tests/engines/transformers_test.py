@@ -216,6 +216,36 @@ def test_a_prompt_keeps_what_its_last_queries_attend(daemon, scope, window):
                 assert torch.equal(kept[head, 64:], all_of_it[head, -window:])
 
 
+@pytest.mark.parametrize("scope", ["sequence", "head"])
+def test_what_leaves_is_merged(daemon, scope):
+    """Against D2O's formulas in PyTorch, from the whole sequence's K and V and those positions that a cache that drops has kept."""
+    model, ids = llama(), prompt(150)
+    with open_session(model, socket=daemon.socket) as session, torch.no_grad():
+        told = {"policy": "keydiff", "budget": 48, "scope": scope}
+        whole, dropping, merging, fixed = (KvPoolCache(session, **more) for more in (
+            {}, told, told | {"disposition": "merge"}, told | {"disposition": "merge", "merge_threshold": 2.0}))
+        for cache in (whole, dropping, merging, fixed):
+            model(ids, past_key_values=cache)
+            cache.settle()
+        merged = 0
+        for layer in range(3):
+            for head in range(2):
+                keys, left = resident_keys(whole, layer)[head], resident_keys(dropping, layer)[head]
+                assert torch.equal(resident_keys(fixed, layer)[head], left)
+                places = torch.tensor([int((keys == key).all(1).nonzero()[0]) for key in left])
+                leave = torch.tensor([i for i in range(150) if i not in places.tolist()])
+                near = torch.nn.functional.normalize(keys[leave], dim=1) @ torch.nn.functional.normalize(left, dim=1).T
+                cosine, to = near.max(1)
+                chosen = cosine >= cosine.mean()
+                weights = torch.zeros(48, 150).index_put((to[chosen], leave[chosen]), cosine[chosen].exp())
+                weights[torch.arange(48), places] = torch.e
+                weights /= weights.sum(1, keepdim=True)
+                assert torch.allclose(resident_keys(merging, layer)[head], weights @ keys, atol=1e-5)
+                merged += int(chosen.sum())
+        assert merging.merged == merged > 0 and fixed.merged == dropping.merged == 0
+        assert len(generate(model, ids, KvPoolCache(session, **told, disposition="merge"), tokens=60)) == 60
+
+
 def test_a_prompt_keeps_what_its_engine_knows_of(daemon):
     """Signals of the prompt choose, and stay with their tokens; tokens behind it stay as long as the prompt has any to give."""
     model, ids = llama(), prompt(150)
@@ -335,7 +365,11 @@ def test_bad_input(daemon):
             KvPoolCache(session, budget=64)
         with pytest.raises(ValueError, match="scope is 'token'; must be one of sequence, layer, head"):
             KvPoolCache(session, policy="keydiff", budget=32, scope="token")
-        for told in ({"scope": "head"}, {"weights": torch.ones(4)}, {"signals": {"peak": torch.ones(3, 2, 10)}}):
+        with pytest.raises(ValueError, match="disposition is 'keep'; must be one of drop, merge"):
+            KvPoolCache(session, policy="keydiff", budget=32, disposition="keep")
+        with pytest.raises(ValueError, match="merge_threshold goes with disposition='merge'"):
+            KvPoolCache(session, policy="keydiff", budget=32, merge_threshold=0.5)
+        for told in ({"scope": "head"}, {"disposition": "merge"}, {"weights": torch.ones(4)}, {"signals": {"peak": torch.ones(3, 2, 10)}}):
             with pytest.raises(ValueError, match="go with a policy"):
                 KvPoolCache(session, **told)
         with pytest.raises(ValueError, match=r"signals\['peak'\] is \[2, 3, 10\]; must be \[3, 2, tokens\]"):

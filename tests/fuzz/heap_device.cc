@@ -58,6 +58,10 @@ class WatchedKvCompute final : public KvCompute {
     RETURN_IF_ERROR(on_call_());
     return compute_->Gather(request);
   }
+  absl::StatusOr<MergeOutcome> Merge(const scorers::MergeRequest& request) override {
+    RETURN_IF_ERROR(on_call_());
+    return compute_->Merge(request);
+  }
 
  private:
   const std::unique_ptr<KvCompute> compute_;

@@ -134,6 +134,26 @@ def test_compact_gathers(session):
         assert scored.kept_positions == [[0, 1, 12, 13, 14, 15, 16, 17, 18, 19]] and sequence.tokens == 10
 
 
+def test_compact_merges(session):
+    """Keys are all alike, so what leaves is merged into the oldest token that stays."""
+    with kvpool.LiveSequence(session) as sequence:
+        grow(session, sequence, range(1, 33))
+        done = sequence.compact(keep=[4, 9], disposition="merge", keep_sources=True)
+        assert done.merged_tokens == 30 * len(done.merge_thresholds) and done.merge_thresholds == pytest.approx([1] * 6)
+        kept = np.asarray(session.v(blocks=session.max_blocks))[kvpool.block_id(done.table[0]), :, :2]
+        assert kept[:, 0] == pytest.approx((sum(range(1, 33)) - 10) / 31, rel=1e-5) and (kept[:, 1] == 10).all()
+        none = sequence.compact(keep=[4, 9], disposition="merge", merge_thresholds=[2], keep_sources=True)
+        assert none.merged_tokens == 0 and none.merge_thresholds == [2] * 6
+        again = dict(disposition="merge", merge_thresholds=none.merge_thresholds, merge_smoothing=0.25)
+        assert sequence.compact(keep=[4, 9], **again).merge_thresholds == pytest.approx([1.75] * 6)
+        for wrong, words in ((dict(disposition="keep"), "disposition: there is no 'keep'"),
+                             (dict(merge_thresholds=[1]), "goes with DISPOSITION_MERGE"),
+                             (dict(again, merge_thresholds=[1, 2]), "has 2 numbers"),
+                             (dict(again, merge_smoothing=2), "must be 0 to 1")):
+            with pytest.raises(kvpool.InvalidArgumentError, match=words):
+                sequence.compact(keep=[0], **wrong)
+
+
 def test_views_survive_a_prune(daemon):
     with kvpool.Session(layout(), "a model", socket=daemon.socket, magazine_blocks=0) as session:
         sequence = kvpool.LiveSequence(session)

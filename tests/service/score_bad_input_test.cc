@@ -118,6 +118,25 @@ TEST_F(ScoreBadInputTest, RangesAndPositions) {
   keep->set_positions(1, 8);
   operation.mutable_compact()->mutable_policy();
   Refused(operation, kInvalidArgument, "compact has keep");
+  operation = CompactOp(blocks_, 16);
+  v1::Compact* const compact = operation.mutable_compact();
+  compact->set_disposition(static_cast<v1::Disposition>(7));
+  Refused(operation, kInvalidArgument, "compact.disposition is 7, which is none of its values");
+  compact->set_disposition(v1::DISPOSITION_DROP);
+  compact->mutable_merge();
+  Refused(operation, kInvalidArgument, "goes with DISPOSITION_MERGE; disposition is DISPOSITION_DROP");
+  compact->set_disposition(v1::DISPOSITION_MERGE);
+  compact->mutable_merge()->set_smoothing(0.5);
+  Refused(operation, kInvalidArgument, "compact.merge.smoothing is 0.5; must be 0 without thresholds");
+  compact->mutable_merge()->add_thresholds(0.5);
+  compact->mutable_merge()->add_thresholds(0.5);
+  Refused(operation, kInvalidArgument, "has 2 numbers; must have none, 1, or one for each of 4 planes");
+  compact->mutable_merge()->set_smoothing(1.5);
+  Refused(operation, kInvalidArgument, "compact.merge.smoothing is 1.5; must be 0 to 1");
+  compact->mutable_merge()->set_smoothing(NAN);
+  Refused(operation, kInvalidArgument, "compact.merge.smoothing is nan; must be 0 to 1");
+  compact->mutable_merge()->set_thresholds(1, INFINITY);
+  Refused(operation, kInvalidArgument, "compact.merge.thresholds has inf; must be finite");
   operation = ScoreOp(blocks_);
   operation.mutable_score()->set_block_scores(false);
   operation.mutable_score()->set_token_scores(false);
@@ -227,6 +246,10 @@ TEST_F(ScoreBadInputTest, AnOperationBeyondTheWorkspaceSaysWhatItNeeds) {
   engine_ = OpenScored();
   blocks_ = LeaseWith(engine_.get(), {1, 2});
   Refused(ScoreOp(blocks_), kResourceExhausted, "the limit is 100 (--score-workspace)");
+  v1::Operation merge = CompactOp(blocks_, 1);
+  merge.mutable_compact()->mutable_keep()->add_positions(5);
+  merge.mutable_compact()->set_disposition(v1::DISPOSITION_MERGE);
+  Refused(merge, kResourceExhausted, "merging needs 512 bytes of workspace on the device; the limit is 100");
 }
 
 // What others would wait for is refused before it begins.

@@ -1,5 +1,6 @@
 // Sessions of several ranks, each with its share of the heads on its own device: they score, prune and compact as one rank
 // with all heads does.
+#include <array>
 #include <functional>
 #include <numeric>
 #include <random>
@@ -262,7 +263,9 @@ TEST_F(ScoreRanksTest, HeadsAreReducedBeforeLayersAreAndTokensAfterBoth) {
 }
 
 TEST_F(ScoreRanksTest, CompactGathersTheSameTokensOnEveryRank) {
-  for (const v1::Scope scope : {v1::SCOPE_SEQUENCE, v1::SCOPE_LAYER, v1::SCOPE_HEAD}) {
+  for (const int i : {0, 1, 2, 3, 4, 5}) {
+    const v1::Scope scope = std::array{v1::SCOPE_SEQUENCE, v1::SCOPE_LAYER, v1::SCOPE_HEAD}[i % 3];
+    const v1::Disposition disposition = i < 3 ? v1::DISPOSITION_DROP : v1::DISPOSITION_MERGE;
     v1::Operation whole = CompactOp(whole_blocks_, 9), ranked = CompactOp(ranked_blocks_, 9);
     for (v1::Operation* operation : {&whole, &ranked}) {
       v1::Compact* compact = operation->mutable_compact();
@@ -270,6 +273,7 @@ TEST_F(ScoreRanksTest, CompactGathersTheSameTokensOnEveryRank) {
       compact->set_scope(scope);
       compact->set_keep_sources(true);
       compact->mutable_policy()->set_name("inverse_key_l2");
+      compact->set_disposition(disposition);
     }
     const v1::CompactResult a = RunOk(whole_.get(), whole).compact();
     const v1::CompactResult b = RunOk(ranked_.get(), ranked).compact();
@@ -279,6 +283,10 @@ TEST_F(ScoreRanksTest, CompactGathersTheSameTokensOnEveryRank) {
     EXPECT_EQ(Refs(a.kept_positions().begin(), a.kept_positions().end()),
               Refs(b.kept_positions().begin(), b.kept_positions().end()))
         << v1::Scope_Name(scope);
+    EXPECT_EQ(a.merged_tokens() > 0, disposition == v1::DISPOSITION_MERGE);
+    EXPECT_EQ(a.merged_tokens(), b.merged_tokens());
+    EXPECT_EQ(std::vector<float>(a.merge_thresholds().begin(), a.merge_thresholds().end()),
+              std::vector<float>(b.merge_thresholds().begin(), b.merge_thresholds().end()));
     for (int block = 0; block < 3; ++block) {
       ForEachElement([&](bool value, uint32_t layer, uint32_t token, uint32_t head, uint32_t dim) {
         if (block == 2 && token >= a.last_block_tokens()) return;

@@ -317,6 +317,80 @@ TEST_F(ScoreTest, WithinItsBudgetASequenceStaysWhereItIs) {
   EXPECT_EQ(Blocks().leased(), 3);
 }
 
+// Keys are all the same, so the oldest token that stays is the nearest of all.
+TEST_F(ScoreTest, ACompactMergesWhatLeavesAndItsSourcesKeepTheirBytes) {
+  StartScoring(1);
+  const auto engine = OpenScored();
+  const Refs blocks = engine->Lease(3);
+  Write(blocks[0], {1, 2, 3, 4});
+  Write(blocks[1], {5, 6, 7, 8});
+  Write(blocks[2], {9, 9, 9, 9});
+  engine->Seal({blocks[0], blocks[1]}, {Key("a"), Key("b")});
+  const auto bytes_of = [&](uint64_t ref) {
+    const float* const at = Element(ref, false, 0, 0, 0, 0);
+    return std::vector<float>(at, at + kScoredBlockBytes / sizeof(float));
+  };
+  const std::vector<float> before[] = {bytes_of(blocks[0]), bytes_of(blocks[1]), bytes_of(blocks[2])};
+  v1::Operation operation = CompactOp({blocks.begin(), blocks.begin() + 2}, 1);
+  for (const uint32_t position : {0, 1, 2, 3, 7})
+    operation.mutable_compact()->mutable_keep()->add_positions(position);
+  const v1::Operation dropping = operation;
+  v1::Compact* const compact = operation.mutable_compact();
+  compact->set_disposition(v1::DISPOSITION_MERGE);
+  compact->set_keep_sources(true);
+  const v1::OperationResult answer = Run(engine.get(), operation);
+  ASSERT_EQ(answer.code(), 0) << answer.message();
+  const v1::CompactResult& result = answer.compact();
+  const Refs table = TableOf(result);
+  ASSERT_EQ(table.size(), 2);
+  EXPECT_EQ(result.moved_from_block(), 0);
+  EXPECT_EQ(result.merged_tokens(), 3 * kLayers * kHeads);
+  ASSERT_EQ(result.merge_thresholds_size(), kLayers * kHeads);
+  for (const float threshold : result.merge_thresholds()) EXPECT_EQ(threshold, 1);
+  EXPECT_NEAR(ValueAt(table[0], 0, 1, 1), (1 + 5 + 6 + 7) / 4.0, 1e-5);
+  for (uint32_t token = 1; token < 4; ++token) EXPECT_EQ(ValueAt(table[0], token, 1, 1), token + 1);
+  EXPECT_EQ(ValueAt(table[1], 0), 8);
+  for (uint32_t block = 0; block < 3; ++block) EXPECT_EQ(bytes_of(blocks[block]), before[block]);
+
+  // With one threshold for all planes that nothing reaches nothing is merged.
+  compact->mutable_merge()->add_thresholds(1.5);
+  const v1::CompactResult dropped = Run(engine.get(), operation).compact();
+  EXPECT_EQ(dropped.merged_tokens(), 0);
+  EXPECT_EQ(dropped.merge_thresholds(3), 1.5f);
+  EXPECT_EQ(ValueAt(dropped.table(0), 0), 1);
+  EXPECT_NE(dropped.kept_digest(), result.kept_digest()) << "K and V are others";
+  // Half of the mean, 1, and half of what was given.
+  compact->mutable_merge()->set_smoothing(0.5);
+  EXPECT_EQ(Run(engine.get(), operation).compact().merge_thresholds(0), 1.25f);
+
+  // A leading block that keeps all its tokens is moved too, since a token may be merged into them; dropping leaves it.
+  compact->set_keep_sources(false);
+  compact->clear_merge();
+  const v1::CompactResult released = Run(engine.get(), operation).compact();
+  EXPECT_EQ(released.released(), 2);
+  EXPECT_EQ(released.moved_from_block(), 0);
+  EXPECT_EQ(bytes_of(blocks[0]), before[0]);
+  EXPECT_NE(released.kept_digest(), dropped.kept_digest());
+}
+
+TEST_F(ScoreTest, AMergeWithinItsBudgetOrAfterADeviceErrorLeavesAllAsItWas) {
+  StartScoring(1);
+  const auto engine = OpenScored();
+  const Refs blocks = LeaseWith(engine.get(), {1, 2, 3});
+  v1::Operation operation = CompactOp(blocks, 100);
+  operation.mutable_compact()->set_disposition(v1::DISPOSITION_MERGE);
+  const v1::CompactResult result = Run(engine.get(), operation).compact();
+  EXPECT_EQ(TableOf(result), blocks);
+  EXPECT_EQ(result.merge_thresholds_size(), 0);
+  EXPECT_EQ(result.kept_digest(), "");
+  operation.mutable_compact()->mutable_keep()->add_positions(5);
+  hold_.FailWith(absl::InternalError("the kernel did not start"));
+  EXPECT_EQ(Run(engine.get(), operation).code(), static_cast<int>(absl::StatusCode::kInternal));
+  EXPECT_EQ(Blocks().leased(), 4);
+  hold_.FailWith(absl::OkStatus());
+  EXPECT_EQ(Run(engine.get(), operation).compact().merged_tokens(), 11 * kLayers * kHeads);
+}
+
 TEST_F(ScoreTest, ACompactWhoseDestinationsFallShortChangesNothing) {
   StartScoring(1);
   const auto engine = OpenScored();

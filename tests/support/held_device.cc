@@ -31,6 +31,10 @@ class HeldKvCompute final : public KvCompute {
     RETURN_IF_ERROR(hold_.Pass());
     return compute_->Gather(request);
   }
+  absl::StatusOr<MergeOutcome> Merge(const scorers::MergeRequest& request) override {
+    RETURN_IF_ERROR(hold_.Pass());
+    return compute_->Merge(request);
+  }
 
  private:
   const std::unique_ptr<KvCompute> compute_;

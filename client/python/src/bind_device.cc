@@ -148,7 +148,16 @@ void BindPruneResults(nb::module_& module) {
           "released", [](const PyCompactResult& r) { return r.proto.released(); },
           "Holds given back on blocks of the sequence as it was.")
       .def_prop_ro("kept_digest", [](const PyCompactResult& r) { return BytesOf(r.proto.kept_digest()); })
-      .def_prop_ro("blocks_read", [](const PyCompactResult& r) { return r.proto.blocks_read(); });
+      .def_prop_ro("blocks_read", [](const PyCompactResult& r) { return r.proto.blocks_read(); })
+      .def_prop_ro(
+          "merge_thresholds",
+          [](const PyCompactResult& r) {
+            return std::vector<float>(r.proto.merge_thresholds().begin(), r.proto.merge_thresholds().end());
+          },
+          "Of disposition 'merge': the threshold of each plane, [layers][KV heads of all ranks].")
+      .def_prop_ro(
+          "merged_tokens", [](const PyCompactResult& r) { return r.proto.merged_tokens(); },
+          "Tokens that were merged, summed over planes.");
 
   BindPending<v1::PruneResult, PyPruneResult>(
       module, "PendingPrune",
@@ -198,20 +207,22 @@ PyPending<v1::PruneResult> Prune(const SessionPtr& session, nb::handle blocks,
           }))};
 }
 
-PyPending<v1::CompactResult> Compact(const SessionPtr& session, nb::handle blocks,
-                                     std::optional<uint32_t> budget_tokens,
-                                     std::optional<std::vector<uint32_t>> keep, nb::handle scorer,
-                                     const std::string& scope, uint32_t group, uint32_t last_block_tokens,
-                                     const TokenRanges& protect, const PyProtection* protection,
-                                     const TokenRanges& discard, bool fresh, bool keep_sources,
-                                     std::optional<uint64_t> after) {
+PyPending<v1::CompactResult> Compact(
+    const SessionPtr& session, nb::handle blocks, std::optional<uint32_t> budget_tokens,
+    std::optional<std::vector<uint32_t>> keep, nb::handle scorer, const std::string& scope, uint32_t group,
+    uint32_t last_block_tokens, const TokenRanges& protect, const PyProtection* protection,
+    const TokenRanges& discard, bool fresh, bool keep_sources, const std::string& disposition,
+    const std::vector<float>& merge_thresholds, float merge_smoothing, std::optional<uint64_t> after) {
   const std::vector<BlockRef> refs = BareRefsOf(blocks);
   v1::Compact request = CompactRequestOf(scorer,
                                          {.budget_tokens = budget_tokens,
                                           .keep = std::move(keep),
                                           .scope = scope,
                                           .fresh = fresh,
-                                          .keep_sources = keep_sources},
+                                          .keep_sources = keep_sources,
+                                          .disposition = disposition,
+                                          .merge_thresholds = merge_thresholds,
+                                          .merge_smoothing = merge_smoothing},
                                          {.protect = protect, .protection = protection, .discard = discard});
   Fill(refs, {.group = group, .last_block_tokens = last_block_tokens}, request.mutable_sequence());
   return {session, ValueOf(session->Use([&](Session& open) {
@@ -304,13 +315,17 @@ void BindPruning(SessionClass& session) {
       nb::arg("keep") = nb::none(), nb::arg("scorer").none() = nb::none(), nb::arg("scope") = "sequence",
       nb::arg("group") = 0, nb::arg("last_block_tokens") = 0, nb::arg("protect") = TokenRanges(),
       nb::arg("protection").none() = nb::none(), nb::arg("discard") = TokenRanges(), nb::arg("fresh") = false,
-      nb::arg("keep_sources") = false, nb::arg("after") = nb::none(),
-      nb::sig("def compact(self, blocks: collections.abc.Sequence[int], *, budget_tokens: int | None = "
-              "None, keep: collections.abc.Sequence[int] | None = None, scorer: Scorer | str | None = "
-              "None, scope: str = 'sequence', group: int = 0, last_block_tokens: int = 0, protect: "
-              "collections.abc.Sequence[tuple[int, int]] = (), protection: Protection | None = None, "
-              "discard: collections.abc.Sequence[tuple[int, int]] = (), fresh: bool = False, keep_sources: "
-              "bool = False, after: int | None = None) -> PendingCompact"),
+      nb::arg("keep_sources") = false, nb::arg("disposition") = "drop",
+      nb::arg("merge_thresholds") = std::vector<float>(), nb::arg("merge_smoothing") = 0.0f,
+      nb::arg("after") = nb::none(),
+      nb::sig(
+          "def compact(self, blocks: collections.abc.Sequence[int], *, budget_tokens: int | None = "
+          "None, keep: collections.abc.Sequence[int] | None = None, scorer: Scorer | str | None = "
+          "None, scope: str = 'sequence', group: int = 0, last_block_tokens: int = 0, protect: "
+          "collections.abc.Sequence[tuple[int, int]] = (), protection: Protection | None = None, "
+          "discard: collections.abc.Sequence[tuple[int, int]] = (), fresh: bool = False, keep_sources: "
+          "bool = False, disposition: str = 'drop', merge_thresholds: collections.abc.Sequence[float] = (), "
+          "merge_smoothing: float = 0.0, after: int | None = None) -> PendingCompact"),
       "LiveSequence.compact for bare refs, like prune: the holds of the answer's `table` are left, new\n"
       "blocks among them; with `keep_sources` also those of the blocks that were moved.");
 }

@@ -90,6 +90,13 @@ v1::Compact CompactRequestOf(nb::handle scorer, const CompactArguments& argument
   }
   request.mutable_sequence()->set_fresh(arguments.fresh);
   request.set_keep_sources(arguments.keep_sources);
+  request.set_disposition(
+      EnumOf<v1::Disposition>(arguments.disposition, "DISPOSITION_", "disposition", &v1::Disposition_Parse));
+  if (!arguments.merge_thresholds.empty() || arguments.merge_smoothing != 0) {
+    v1::MergeTerms& terms = *request.mutable_merge();
+    terms.mutable_thresholds()->Add(arguments.merge_thresholds.begin(), arguments.merge_thresholds.end());
+    terms.set_smoothing(arguments.merge_smoothing);
+  }
   return request;
 }
 

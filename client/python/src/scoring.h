@@ -67,6 +67,9 @@ struct CompactArguments {
   std::optional<std::vector<uint32_t>> keep;
   std::string scope;
   bool fresh = false, keep_sources = false;
+  std::string disposition;
+  std::vector<float> merge_thresholds;  // Only where tokens are merged.
+  float merge_smoothing = 0;
 };
 v1::Compact CompactRequestOf(nb::handle scorer, const CompactArguments& arguments,
                              const WhateverScore& ranges);

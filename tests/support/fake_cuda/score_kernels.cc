@@ -14,6 +14,7 @@
 #include "cuda/scorers/parts/context.h"
 #include "cuda/scorers/parts/features.h"
 #include "cuda/scorers/parts/gather_rows.h"
+#include "cuda/scorers/parts/merge_rows.h"
 #include "cuda/scorers/parts/reduce.h"
 #include "cuda/scorers/parts/select_rows.h"
 #include "cuda/scorers/parts/window.h"
@@ -183,6 +184,38 @@ constexpr auto kGather =
     },
          [](const ThreadBlock& b, const GatherRequest& r) { GatherLayer(HostTeam(), r, b.x, b.y); },
          GatherRequest>;
+bool ReachesMerge(const MergeContext& c) {
+  const KvShape& shape = c.request.gather.from.shape;
+  const uint64_t evicted = uint64_t{shape.planes()} * c.request.evicted_tokens;
+  return ReachesBlocks(c.request.gather.from, c.request.gather.from.blocks, shape.blocks(), PROT_READ) &&
+         Writes(c.norms, uint64_t{shape.planes()} * shape.tokens) && Writes(c.nearest, evicted) &&
+         Writes(c.weights, evicted) && Writes(c.next, evicted) &&
+         Writes(c.first, uint64_t{shape.planes()} * c.request.gather.kept_tokens) &&
+         Writes(c.thresholds, shape.planes()) && Writes(c.merged, shape.planes());
+}
+constexpr auto kOfMerge = [](const Grid&, const MergeContext& c) { return ReachesMerge(c); };
+constexpr auto kMergeNorms =
+    Bind<kOfMerge, [](const ThreadBlock& b, const MergeContext& c) { MergeNorms(HostTeam(), c, b.x, b.y); },
+         MergeContext>;
+template <KvDtype dtype>
+constexpr auto kNearest =
+    Bind<[](const Grid&, const MergeContext& c, uint32_t) { return ReachesMerge(c); },
+         [](const ThreadBlock& b, const MergeContext& c, uint32_t tiles) {
+           NearestTile tile;
+           FindNearest<dtype>(HostTeam(), c, b.x / tiles, b.x % tiles,
+                              NearestTile::TokensOf(c.request.gather.from.k.head_dim), &tile);
+         },
+         MergeContext, uint32_t>;
+constexpr auto kLink =
+    Bind<kOfMerge, [](const ThreadBlock& b, const MergeContext& c) { LinkMerged(HostTeam(), c, b.x); },
+         MergeContext>;
+constexpr auto kMerge =
+    Bind<[](const Grid& grid, const MergeContext& c) {
+      return ReachesMerge(c) &&
+             ReachesBlocks(c.request.gather.from, c.request.gather.to_blocks, grid.x, PROT_READ | PROT_WRITE);
+    },
+         [](const ThreadBlock& b, const MergeContext& c) { MergeLayer(HostTeam(), c, b.x, b.y); },
+         MergeContext>;
 constexpr auto kCopyPieces =
     Bind<[](const Grid& grid, const PieceCopy* pieces) {
       return Reads(pieces, grid.x) && std::all_of(pieces, pieces + grid.x, [](const PieceCopy& piece) {
@@ -233,7 +266,8 @@ constexpr auto kPolicyBlocks =
 
 #define KVPOOL_TYPED(name, dtype)                                                                            \
   {"kvpool_score_records_" #name, kRecords<dtype>}, {"kvpool_score_anchor_dots_" #name, kAnchorDots<dtype>}, \
-      {"kvpool_score_window_lse_" #name, kWindowLse<dtype>}, {"kvpool_score_window_" #name, kWindow<dtype>},
+      {"kvpool_score_window_lse_" #name, kWindowLse<dtype>}, {"kvpool_score_window_" #name, kWindow<dtype>}, \
+      {"kvpool_score_nearest_" #name, kNearest<dtype>},
 #define KVPOOL_POLICY(Policy) {"kvpool_score_" #Policy, kPolicy<Policy>},
 #define KVPOOL_POLICY_BLOCKS(Policy) {"kvpool_score_blocks_" #Policy, kPolicyBlocks<Policy>},
 
@@ -250,6 +284,9 @@ const HostKernel kKernels[] = {
     {"kvpool_score_reduce_planes", kReducePlanes},
     {"kvpool_score_reduce_tokens", kReduceTokens},
     {"kvpool_score_gather", kGather},
+    {"kvpool_score_merge_norms", kMergeNorms},
+    {"kvpool_score_link", kLink},
+    {"kvpool_score_merge", kMerge},
     {"kvpool_score_copy_pieces", kCopyPieces},
     {"kvpool_score_count_digits", kCountDigits},
     {"kvpool_score_count_tile", kCountTile},

@@ -18,6 +18,7 @@ _LATEST = {"tova", "sage_kv"}
 _WINDOW = {"snapkv", "pyramidkv", "cake", "rkv", "mpcache", "quest", "graphkv"}
 _HOSTS = {"caote": "h2o", "fast_caote": "h2o", "graphkv": "snapkv", "chunkkv": "snapkv", "criticalkv": "snapkv"}  # By default.
 _SCOPES = ("sequence", "layer", "head")
+_DISPOSITIONS = ("drop", "merge")
 _INLINED_BYTES = 1 << 20  # What a request carries of one array; a larger one lies in blocks.
 
 
@@ -86,6 +87,9 @@ class KvPoolCache(Cache):
               dropped each time one fills. Policies are the daemon's (`kvpoolctl policies`). Without a budget nothing is dropped.
     scope     what a prompt keeps: "sequence" the same tokens everywhere, "layer" and "head" each layer's and each KV head's own. Blocks that
               are dropped later are dropped for all.
+    disposition  what becomes of a prompt's tokens that do not stay: "drop", or "merge", by which each is merged into the token that stays whose
+              key is most like its own (D2O), in each KV head; blocks that are dropped later are dropped
+    merge_threshold  the cosine of keys from which on it is merged. None: the mean of each KV head's
     weights   f32 numbers of a policy that wants them, as its header in cuda/scorers/policies orders them
     signals   what this engine knows of the prompt besides, by the names of kvpool.Signal: each [layers, kv_heads, tokens] f32 of the pooled
               layers, such as "peak" for kvzip; no hidden states. Tokens behind the prompt have +inf: what is newest can't be judged, and stays
@@ -98,8 +102,8 @@ class KvPoolCache(Cache):
     """
 
     def __init__(self, session: kvpool.Session, *, prompt: Any = None, policy: str | None = None, params: Mapping[str, Any] | None = None,
-                 budget: int | None = None, scope: str = "sequence", weights: Any = None,
-                 signals: Mapping[str, Any] | None = None, protection: kvpool.Protection | None = None, seal: bool = True, salt: bytes = b"",
+                 budget: int | None = None, scope: str = "sequence", disposition: str = "drop", merge_threshold: float | None = None,
+                 weights: Any = None, signals: Mapping[str, Any] | None = None, protection: kvpool.Protection | None = None, seal: bool = True, salt: bytes = b"",
                  salt_from: int = 0, extra_keys: Sequence[bytes] = (), window: int = 32, timeout: float = 30.0, wait_ms: int = 0) -> None:
         self.session = session
         self.facts = model.facts_of(session)
@@ -108,8 +112,13 @@ class KvPoolCache(Cache):
         self._policy, self._params, self._budget, self._protection = policy, dict(params or {}), budget, protection
         if scope not in _SCOPES:
             raise ValueError(f"scope is '{scope}'; must be one of {', '.join(_SCOPES)}")
-        if policy is None and (scope != "sequence" or weights is not None or signals):
-            raise ValueError("scope, weights and signals go with a policy")
+        if disposition not in _DISPOSITIONS:
+            raise ValueError(f"disposition is '{disposition}'; must be one of {', '.join(_DISPOSITIONS)}")
+        if merge_threshold is not None and disposition != "merge":
+            raise ValueError("merge_threshold goes with disposition='merge'")
+        if policy is None and (scope != "sequence" or weights is not None or signals or disposition != "drop"):
+            raise ValueError("scope, disposition, weights and signals go with a policy")
+        self._dispose: dict[str, Any] = {"disposition": disposition, "merge_thresholds": [] if merge_threshold is None else [merge_threshold]}
         self._scope = scope
         self._weights = None if weights is None else torch.as_tensor(weights, dtype=torch.float32).detach().cpu().contiguous()
         self._signals = {kind: torch.as_tensor(values, dtype=torch.float32).detach().cpu() for kind, values in (signals or {}).items()}
@@ -129,6 +138,7 @@ class KvPoolCache(Cache):
         self.resident = self.logical = 0  # Tokens in blocks; tokens that there have been.
         self.shared = 0  # Tokens that were found and not computed.
         self.dropped = 0
+        self.merged = 0  # Tokens of a prompt that were merged into others, summed over layers and KV heads.
         self._behind: list[int] = []  # Of the prompt, behind the prefix that was found: what the first forward has to begin with.
         self._coming: list[int] | None = None  # Token ids of this forward.
         self._pending, self._written = 0, 0  # Tokens, and layers that have them.
@@ -308,7 +318,9 @@ class KvPoolCache(Cache):
         with contextlib.ExitStack() as lent:
             asked: dict[str, Any] = {"budget_tokens": self._budget, "protection": self._protection, "timeout": self._timeout}
             if tokens > 1:
-                rows = self._sequence.compact(scorer=self._scorer(lent), scope=self._scope, **asked).kept_positions
+                compacted = self._sequence.compact(scorer=self._scorer(lent), scope=self._scope, **self._dispose, **asked)
+                rows = compacted.kept_positions
+                self.merged += compacted.merged_tokens
                 # [layers or 1, kv_heads or 1, tokens that stay]
                 kept = torch.tensor(rows).reshape(1 if len(rows) == 1 else len(self.facts.pooled), -1, len(rows[0]))
             elif self.resident % size == 0:
