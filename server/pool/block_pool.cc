@@ -40,6 +40,7 @@ absl::Status BlockPool::Grow(uint32_t blocks) {
   if (rep_->vacating()) {
     return absl::FailedPreconditionError(absl::StrCat("the pool is to shrink to ", rep_->keep, " blocks"));
   }
+  rep_->Prepare(rep_->capacity + 1 + blocks, UINT32_MAX);
   rep_->free.InsertRange(rep_->capacity + 1, rep_->capacity + 1 + blocks);
   rep_->capacity += blocks;
   rep_->counts[static_cast<size_t>(BlockState::kFree)] += blocks;
@@ -151,8 +152,10 @@ bool BlockPool::Tidy(uint32_t blocks) {
 void BlockPool::Expect(uint32_t blocks) {
   rep_->index.Expect(blocks);
   // As long as the pool grows, little is evicted.
-  if (blocks >= rep_->options.max_blocks) rep_->ghosts.Expect(blocks);
+  if (blocks >= rep_->options.max_blocks) rep_->ghosts.Expect(Rep::GhostsFor(blocks));
 }
+
+bool BlockPool::Prepare(uint32_t blocks, uint32_t most) { return rep_->Prepare(blocks, most); }
 
 void BlockPool::Commit() { rep_->undo.Commit(); }
 const UndoLog& BlockPool::undo_log() const { return rep_->undo; }
@@ -421,9 +424,9 @@ BlockRef BlockPool::Find(const BlockKey& key) const {
 
 absl::StatusOr<uint32_t> BlockPool::EvictedAgo(const BlockKey& key, TimeMs now) const {
   if (rep_->Find(key) != 0) return absl::NotFoundError("the key is resident");
-  const GhostTable::Ghost* const ghost = rep_->ghosts.Find(HashKey(key));
+  const PastContents::Past* const ghost = std::as_const(rep_->ghosts).Find(HashKey(key));
   if (ghost == nullptr) return absl::NotFoundError("no eviction of the key is remembered");
-  return static_cast<uint32_t>(now) - ghost->evicted_ms;
+  return static_cast<uint32_t>(ghost->AgeAt(now));
 }
 
 BlockPool::Holdings BlockPool::holdings(Holder session) const {

@@ -51,9 +51,9 @@
 // calls, same answers, but for the random key of a condemned block. Not thread-safe: the space's mutex is around it. A verb of a
 // session that has ended, or never was, does nothing: kNotHeld, kCap.
 //
-// Bookkeeping per block, at a capacity that is a power of two: record 64 bytes, index 4, LRU 16, ghosts 4
+// Bookkeeping per block that has come, at a capacity that is a power of two: record 64 bytes, index 4, LRU 16, ghosts 4
 // (index and ghosts up to twice that at other capacities); a session adds 2 per block in the 1024-block pages
-// that it holds blocks in.
+// that it holds blocks in. Blocks that may come take addresses, and no memory.
 #ifndef KVPOOL_SERVER_POOL_BLOCK_POOL_H_
 #define KVPOOL_SERVER_POOL_BLOCK_POOL_H_
 
@@ -102,10 +102,15 @@ class BlockPool {
   // Its turns are counted from 1, by this process and those before it; 0 without a table.
   const UndoLog& undo_log() const;
 
-  // It is about to have so many blocks: the memory of what is looked up by hash comes now, where the first verbs would touch
-  // one of its pages for each key. Needs no lock.
+  // It is about to have so many blocks, with the null block: the memory of what is looked up by hash comes now, where the first
+  // verbs would touch one of its pages for each key. Needs no lock.
   void Expect(uint32_t blocks);
-  // Adds free blocks behind the last one. RESOURCE_EXHAUSTED beyond max_blocks. FAILED_PRECONDITION between Vacate and Shrink.
+  // What is looked up by hash grows for so many, by at most `most` buckets and as many sets of ghosts. False: there is more to do.
+  bool Prepare(uint32_t blocks, uint32_t most);
+  // So many at once are some 0.1 ms.
+  static constexpr uint32_t kPrepareSlice = 1024;
+  // Adds free blocks behind the last one, for which it does what Prepare has not done: of thousands of blocks that is a long hold.
+  // RESOURCE_EXHAUSTED beyond max_blocks. FAILED_PRECONDITION between Vacate and Shrink.
   absl::Status Grow(uint32_t blocks);
 
   // ---- Giving back

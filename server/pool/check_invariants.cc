@@ -19,17 +19,20 @@ void PrefixIndex::CheckInvariants(uint32_t capacity) const {
     KVPOOL_CHECK(records_[b].has(BlockRecord::kAliased) == keys_of_.contains(b), "block %u aliases", b);
   }
   uint32_t indexed = 0;
-  for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+  for (size_t bucket = 0; bucket < used_.places(); ++bucket) {
     for (uint32_t link = buckets_[bucket]; link != 0; link = records_[BlockOf(link)].next_in_bucket) {
       const uint32_t b = BlockOf(link);
       ++indexed;
       KVPOOL_CHECK(indexed <= resident, "the index has a cycle or a stranger in bucket %zu", bucket);
       KVPOOL_CHECK(b <= capacity && records_[b].resident(), "block %u is indexed and not resident", b);
-      KVPOOL_CHECK((HashKey(records_[b].block_key()) & mask_) == bucket, "block %u is in bucket %zu", b,
+      KVPOOL_CHECK(used_.PlaceOf(HashKey(records_[b].block_key())) == bucket, "block %u is in bucket %zu", b,
                    bucket);
     }
   }
-  KVPOOL_CHECK(indexed == resident, "%u blocks are indexed, %u resident", indexed, resident);
+  KVPOOL_CHECK(indexed == resident && keys_ == resident, "%u blocks are indexed, %lu counted, %u resident",
+               indexed, keys_, resident);
+  KVPOOL_CHECK(used_.places() >= BucketsFor(capacity + 1), "%lu buckets for %u blocks", used_.places(),
+               capacity);
   size_t aliases = 0;
   for (const auto& [block, keys] : keys_of_) {
     KVPOOL_CHECK(block <= capacity && records_[block].resident() && !keys.empty(), "aliases of block %u",

@@ -64,9 +64,9 @@ class PoolRep::Matching {
 };
 
 void PoolRep::Matching::Regret(PoolRep* rep, uint64_t hash, const BlockKey& key) {
-  GhostTable::Ghost* const ghost = rep->ghosts.Find(hash);
-  if (ghost == nullptr || ghost->regretted || rep->index.Find(hash, key) != 0) return;
-  ghost->regretted = true;
+  PastContents::Past* const ghost = rep->ghosts.Find(hash);
+  if (ghost == nullptr || ghost->number() != 0 || rep->index.Find(hash, key) != 0) return;
+  ghost->set_number(1);
   ++rep->counters.regret;
 }
 

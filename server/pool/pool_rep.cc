@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <utility>
 
 #include "proto/support/check.h"
@@ -15,6 +16,7 @@ constexpr size_t kMaxDirectEvictions = 4096;
 // Victims that are prefetched together.
 constexpr size_t kPrefetchVictims = 16;
 constexpr uint32_t kMaxDefaultGhosts = 4u << 20;
+constexpr uint32_t kFirstGhosts = 256;  // They take a page.
 
 std::optional<PoolTable> TableOf(const PoolOptions& options) {
   if (options.table == nullptr) return std::nullopt;
@@ -24,6 +26,13 @@ std::optional<PoolTable> TableOf(const PoolOptions& options) {
 UndoLog UndoOf(const std::optional<PoolTable>& table, uint32_t max_blocks) {
   if (!table.has_value()) return UndoLog();
   return UndoLog(table->data, &table->begun.turn, table->undo, UndoLog::Entries(max_blocks));
+}
+
+PastContents GhostsOf(const PoolOptions& options) {
+  if (options.ghosts != 0) return PastContents(options.ghosts, options.ghosts);
+  const uint32_t most =
+      std::bit_ceil(std::min(options.max_blocks / PoolRep::kBlocksPerGhost, kMaxDefaultGhosts));
+  return PastContents(most, std::min(most, kFirstGhosts));
 }
 
 VirtualArray<BlockRecord> RecordsOf(const std::optional<PoolTable>& table, uint32_t max_blocks) {
@@ -46,8 +55,7 @@ PoolRep::PoolRep(const PoolOptions& pool_options, std::unique_ptr<ReplacementPol
       next_new(table.has_value() ? table->begun.blocks : own_begun.blocks),
       records(RecordsOf(table, pool_options.max_blocks)),
       index(pool_options.max_blocks, &records),
-      ghosts(pool_options.ghosts != 0 ? pool_options.ghosts
-                                      : std::min(pool_options.max_blocks / 4, kMaxDefaultGhosts)),
+      ghosts(GhostsOf(pool_options)),
       policy(std::move(replacement)),
       free(pool_options.max_blocks),
       hold_pages(table.has_value() ? table->pages : nullptr, table.has_value() ? table->page_count : 0,
@@ -262,12 +270,11 @@ void PoolRep::PrefetchEviction(uint32_t b) const {
 }
 
 void PoolRep::TakeKeys(uint32_t b) {
-  const auto now32 = static_cast<uint32_t>(now_ms);
   const uint64_t hash = HashKey(records[b].block_key());
   scratch_aliases.clear();
   index.Remove(hash, b, &scratch_aliases);
-  ghosts.Remember(hash, now32);
-  for (const BlockKey& alias : scratch_aliases) ghosts.Remember(HashKey(alias), now32);
+  ghosts.Remember(hash, now_ms, 0, now_ms);
+  for (const BlockKey& alias : scratch_aliases) ghosts.Remember(HashKey(alias), now_ms, 0, now_ms);
 }
 
 void PoolRep::Evict(uint32_t b, EvictReason reason, std::vector<Eviction>* log) {

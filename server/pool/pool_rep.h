@@ -17,12 +17,12 @@
 #include "server/base/virtual_array.h"
 #include "server/pool/block_record.h"
 #include "server/pool/free_set.h"
-#include "server/pool/ghost_table.h"
 #include "server/pool/hold_table.h"
 #include "server/pool/policy_feed.h"
 #include "server/pool/pool_table.h"
 #include "server/pool/pool_types.h"
 #include "server/pool/prefix_index.h"
+#include "server/replacement/parts/past_contents.h"
 #include "server/replacement/policy.h"
 
 namespace kvpool {
@@ -57,6 +57,7 @@ class PoolRep final {
     HoldTable holds;
   };
   static constexpr uint32_t kManyHolds = kMaxHolds / 2;
+  static constexpr uint32_t kBlocksPerGhost = 4;
 
   struct Protection {
     TimeMs pin_until = 0;
@@ -104,6 +105,14 @@ class PoolRep final {
     return set == kDefaultPriority && r.has(BlockRecord::kNeverReused) ? 0 : set;
   }
   uint32_t pin_budget() const { return static_cast<uint32_t>(options.pin_budget * capacity); }
+
+  // ---- Growing
+  static uint32_t GhostsFor(uint32_t blocks) {
+    return static_cast<uint32_t>(LinearHash::PlacesFor(blocks) / kBlocksPerGhost);
+  }
+  bool Prepare(uint32_t blocks, uint32_t most) {
+    return index.Grow(blocks, most) && ghosts.Reserve(GhostsFor(blocks), most);
+  }
 
   // ---- Steps
   // Every verb that visits chains begins so. It may visit two blocks in front for each that it names, as Pin
@@ -227,7 +236,9 @@ class PoolRep final {
   uint32_t& next_new;       // The first block that was never leased.
   VirtualArray<BlockRecord> records;
   PrefixIndex index;
-  GhostTable ghosts;
+  // The keys that were evicted lately, and when: for miss reasons, regret and Explain, never whether a block may be used, since
+  // two keys may, very rarely, have one hash. Their number is 1 once the eviction was regretted.
+  PastContents ghosts;
   PolicyFeed policy;
   bool stand_in = false;      // True from Recover until a policy has taken over.
   bool handing_over = false;  // A HandOver copies what it will tell its policy.

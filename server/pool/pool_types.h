@@ -91,7 +91,7 @@ struct PoolOptions {
   std::vector<uint32_t> windows;
   // The share of the capacity that may be pinned or retained above the default priority.
   double pin_budget = 0.25;
-  // How many evicted keys are remembered; 0: a quarter of max_blocks, at most 4 Mi.
+  // How many evicted keys are remembered; 0: a quarter of the blocks, at most 4 Mi.
   uint32_t ghosts = 0;
   // A block's first lease has the generation after this one. A pool that takes over memory whose old refs may
   // still be around begins behind theirs.

@@ -200,7 +200,8 @@ uint32_t PoolRep::RecoverHolds(RecoveredPool* found) {
 }
 
 void PoolRep::RecoverIndex(RecoveredPool* found, VirtualArray<Remains>* remains) {
-  index.Expect(next_new);
+  index.Expect(capacity + 1);
+  Prepare(capacity + 1, UINT32_MAX);
   std::vector<uint32_t> aliased;
   std::array<uint64_t, kRecoveredTogether> hashes;
   for (size_t first = 1; first < next_new; first += kRecoveredTogether) {

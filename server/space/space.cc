@@ -286,6 +286,17 @@ absl::Status Space::MakeSlab(Settlement* settlement) {
   return closed();
 }
 
+void Space::ExpectBlocks(uint32_t blocks) {
+  ExpectMemory(blocks);
+  while (true) {
+    {
+      SpaceLock lock(*this);
+      if (state.pool.Prepare(blocks, BlockPool::kPrepareSlice)) return;
+    }
+    GiveWay();
+  }
+}
+
 void Space::CancelGiveBack() {
   while (true) {
     {

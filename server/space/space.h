@@ -141,8 +141,10 @@ class Space {
   // Sends what is in the outbox, in order, unless another thread is at it.
   void SendFrames(Settlement* settlement) ABSL_LOCKS_EXCLUDED(mu);
   absl::StatusOr<SlabRow> MakeRow(uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growth_mu);
+  // The pool's tables grow for so many blocks.
+  void ExpectBlocks(uint32_t blocks) ABSL_LOCKS_EXCLUDED(mu);
   // The pool needs no lock for it.
-  void ExpectBlocks(uint32_t blocks) ABSL_NO_THREAD_SAFETY_ANALYSIS { state.pool.Expect(blocks); }
+  void ExpectMemory(uint32_t blocks) ABSL_NO_THREAD_SAFETY_ANALYSIS { state.pool.Expect(blocks); }
   // From its return on the next daemon finds the slab.
   absl::Status KeepRow(uint32_t slab, SlabRow* row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growth_mu);
   void DestroyRow(SlabRow row, Slabs slabs);

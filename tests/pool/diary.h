@@ -207,6 +207,7 @@ class Pair {
   const Setting setting_;
   BlockPool pool_;
   Model model_;
+  uint32_t entries_ = 0;        // Those that were applied.
   std::vector<ModelKey> keys_;  // all keys there are
 
   enum class Stage { kCopy, kBuild, kFinish, kCatchUp };

@@ -19,6 +19,9 @@ PoolOptions WithGhosts(PoolOptions options) {
   return options;
 }
 
+// Those of a diary make the largest pool's tables grow until it is half over.
+constexpr uint32_t kEntriesPerBucket = 64;
+
 std::string Differ(std::string_view what, uint64_t pool, uint64_t model) {
   if (pool == model) return "";
   return absl::StrCat(absl::string_view(what.data(), what.size()), ": ", pool, ", the model has ", model);
@@ -53,6 +56,8 @@ Pair::Pair(const Setting& setting)
 }
 
 std::string Pair::Apply(const Entry& entry) {
+  // The tables grow between any two verbs, bucket by bucket, for blocks that may come.
+  if (++entries_ % kEntriesPerBucket == 0) pool_.Prepare(setting_.options.max_blocks, 1);
   const std::string difference = std::visit([this](const auto& e) { return Do(e); }, entry);
   return difference.empty() ? TakeOver() : difference;
 }

@@ -770,6 +770,60 @@ TEST(RecoverTest, AfterEachInstructionThatStoresNothingIsLostAndNothingIsTwice) 
   }
 }
 
+// The links of the index are in the table, and those that a split moves are stored there.
+TEST(RecoverTest, AfterEachInstructionOfASplitAllIsFound) {
+  if (KVPOOL_SANITIZED) GTEST_SKIP() << "a sanitizer's own instructions are most of the steps";
+  constexpr uint32_t kFirst = 15;
+  Table table, copy;
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    ptrace(PTRACE_TRACEME, 0, nullptr, nullptr);
+    const std::unique_ptr<BlockPool> pool = MakePool(table.data());
+    EXPECT_TRUE(pool->Grow(kFirst).ok());
+    const Holder session = *pool->AddSession({}, 0, 5);
+    std::vector<BlockRef> blocks;
+    pool->Lease(session, 1000, kFirst, kFirst, &blocks);
+    for (uint32_t i = 0; i + 1 < kFirst; ++i) {
+      const std::vector<BlockKey> keys = {AliasOf(8 * i), KeyOf(8 * i % kKeys)};
+      const SealEntry entry = {blocks[i], keys};
+      SealVerdict outcome;
+      pool->Seal(session, 1000, nullptr, {&entry, 1}, {&outcome, 1});
+    }
+    std::vector<Verdict> verdicts(kFirst / 2);
+    pool->Release(session, 1001, absl::MakeSpan(blocks).subspan(0, kFirst / 2), absl::MakeSpan(verdicts));
+    pool->Commit();
+    raise(SIGSTOP);
+    while (!pool->Prepare(kBlocks + 1, 1)) {
+    }
+    EXPECT_TRUE(pool->Grow(kBlocks - kFirst).ok());
+    raise(SIGSTOP);
+    _exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSTOPPED(status)) << "ptrace does not work here";
+  std::string image = table.Image();
+  const Recovered whole = Recover(image, &copy);
+  EXPECT_EQ(whole.found.cached, kFirst / 2);
+  EXPECT_EQ(whole.found.held, kFirst - 1 - kFirst / 2);
+  uint32_t images = 0;
+  Stop stop = Stop::kStep;
+  while ((stop = Continue(child, PTRACE_SINGLESTEP)) == Stop::kStep) {
+    if (table.Is(image)) continue;
+    image = table.Image();
+    ++images;
+    Recovered recovered = Recover(image, &copy);
+    ASSERT_EQ(recovered.fates, whole.fates) << "image " << images;
+    ASSERT_EQ(recovered.found.damaged() + recovered.found.cut_links + recovered.found.lost_aliases, 0u);
+    ExpectAllComesBack(&recovered);
+  }
+  EXPECT_EQ(stop, Stop::kMark);
+  EXPECT_GT(images, 10u) << "hardly any link was moved";
+  kill(child, SIGKILL);
+  waitpid(child, &status, 0);
+}
+
 class DamagedTableTest : public ::testing::Test {
  protected:
   void SetUp() override {

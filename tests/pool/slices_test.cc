@@ -3,18 +3,23 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstring>
+#include <fstream>
 #include <random>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "server/base/linear_hash.h"
 #include "server/base/virtual_array.h"
 #include "server/pool/block_record.h"
 #include "server/pool/key_hash.h"
 #include "server/pool/prefix_index.h"
+#include "server/replacement/policy.h"
 #include "tests/pool/pool_fixture.h"
 
 namespace kvpool {
@@ -358,6 +363,8 @@ TEST(PrefixIndex, HasABucketForEachOfMoreThanHalfOfAllIds) {
   VirtualArray<BlockRecord> records(16);
   PrefixIndex index(3'000'000'000, &records);
   EXPECT_EQ(index.bytes(), uint64_t{4} << 32);
+  EXPECT_TRUE(index.Grow(3'000'000'000, 1)) << "nothing is in it that would have to move";
+  EXPECT_EQ(index.buckets(), uint64_t{1} << 32);
   for (uint32_t b = 1; b < 16; ++b) {
     const BlockKey key = Key("block " + std::to_string(b));
     records[b].set_key(key);
@@ -368,6 +375,129 @@ TEST(PrefixIndex, HasABucketForEachOfMoreThanHalfOfAllIds) {
     EXPECT_EQ(index.Find(HashKey(key), key), b);
     EXPECT_EQ(records[b].next_in_bucket, 0u) << "block " << b << " shares a bucket";
   }
+}
+
+// A hash keeps its place until that is split, and has it or the new one then.
+TEST(LinearHash, EachSplitMovesHashesOfOnePlaceToTheNewOne) {
+  std::mt19937_64 random(3);
+  std::vector<uint64_t> hashes(2000);
+  for (uint64_t& hash : hashes) hash = random();
+  LinearHash places(1);
+  for (uint64_t added = 1; added < 300; ++added) {
+    const LinearHash before = places;
+    const uint64_t split = places.Split();
+    EXPECT_EQ(split, before.next());
+    ASSERT_EQ(places.places(), added + 1);
+    uint32_t stayed = 0, moved = 0;
+    for (const uint64_t hash : hashes) {
+      ASSERT_EQ(places.PlaceOf(hash), LinearHash(added + 1).PlaceOf(hash)) << "it is as one that began so";
+      if (before.PlaceOf(hash) != split) {
+        ASSERT_EQ(places.PlaceOf(hash), before.PlaceOf(hash));
+      } else {
+        ASSERT_TRUE(places.PlaceOf(hash) == split || places.PlaceOf(hash) == added);
+        ++(places.PlaceOf(hash) == split ? stayed : moved);
+      }
+    }
+    // The last places have some seven hashes each.
+    EXPECT_TRUE(added > 100 || (stayed > 0 && moved > 0)) << added << ": " << stayed << " and " << moved;
+  }
+}
+
+TEST(LinearHash, PlacesGrowWithTheItemsAndAreNeverFewer) {
+  uint64_t before = 1;
+  for (uint64_t items = 1; items <= 100'000; ++items) {
+    const uint64_t places = LinearHash::PlacesFor(items);
+    ASSERT_GE(places, items);
+    ASSERT_LE(places, std::bit_ceil(items));
+    ASSERT_LE(places - before, 4u) << items;
+    before = places;
+  }
+  EXPECT_EQ(LinearHash::PlacesFor(3'000'000'000), uint64_t{1} << 32);
+  EXPECT_EQ(LinearHash::PlacesFor((5u << 20) + 1), 8u << 20)
+      << "a quarter beyond four, there are those of eight";
+}
+
+uint64_t AnonymousBytes() {
+  std::ifstream status("/proc/self/smaps_rollup");
+  std::string word;
+  uint64_t kib = 0;
+  while (status >> word && word != "Anonymous:") {
+  }
+  status >> kib;
+  EXPECT_TRUE(status) << "this kernel does not say how much memory there is";
+  return kib << 10;
+}
+
+// With a largest size of 2 Mi blocks the index and the ghosts could come to have 8 MiB each.
+TEST(Tables, AreAsLargeAsTheBlocksThatHaveCome) {
+  constexpr uint32_t kMost = 2u << 20, kBlocks = 8192;
+  // Memory that comes only now is the allocator's from here on.
+  std::vector<BlockRef> blocks(kBlocks);
+  std::vector<BlockKey> keys(kBlocks);
+  std::vector<SealEntry> entries(kBlocks);
+  std::vector<SealVerdict> outcomes(kBlocks);
+  std::vector<Verdict> verdicts(kBlocks);
+  const uint64_t before = AnonymousBytes();
+  BlockPool pool({.max_blocks = kMost, .windows = {0}}, *MakeReplacementPolicy("lru", kMost));
+  pool.Expect(kBlocks);
+  uint32_t slices = 1;
+  while (!pool.Prepare(kBlocks, 64)) ++slices;
+  EXPECT_GE(slices, kBlocks / 4 / 4 / 64 - 1) << "sets of four ghosts, 64 in each slice";
+  ASSERT_TRUE(pool.Grow(kBlocks - 1).ok());
+  const Holder session = *pool.AddSession({});
+  // Several times as many keys as there are blocks come and go.
+  for (uint32_t round = 0; round < 30; ++round) {
+    blocks.clear();
+    ASSERT_GT(pool.Lease(session, round, kBlocks - 1, 0, &blocks).leased, 0u);
+    for (uint32_t i = 0; i < blocks.size(); ++i) {
+      keys[i] = Key(absl::StrCat(round, " ", i));
+      entries[i] = {blocks[i], {&keys[i], 1}};
+    }
+    const auto sealed = absl::MakeSpan(entries).subspan(0, blocks.size());
+    pool.Seal(session, round, nullptr, sealed, absl::MakeSpan(outcomes).subspan(0, blocks.size()));
+    pool.Release(session, round, blocks, absl::MakeSpan(verdicts).subspan(0, blocks.size()));
+  }
+  EXPECT_GT(pool.counters().evicted[static_cast<size_t>(EvictReason::kDirect)], 4 * kBlocks);
+  pool.CheckInvariants();
+  const uint64_t records = kBlocks * sizeof(BlockRecord);
+  const uint64_t after = AnonymousBytes();
+  // With the policy's nodes, holds and what is kept for the verbs.
+  EXPECT_LT(after - before, records + (1u << 20)) << (after - before) / 1024 << " KiB";
+}
+
+// What was found before the tables grow is found after each step, and what leaves meanwhile is remembered as that.
+TEST(Tables, GrowAroundWhatIsInThem) {
+  constexpr uint32_t kMost = 1u << 14, kFirst = 1000;
+  TestPool t(kFirst - 1, {.max_blocks = kMost, .ghosts = kMost});
+  const Holder session = t.Session();
+  std::vector<BlockRef> blocks = t.Lease(session, kFirst - 1);
+  std::vector<BlockKey> keys;
+  for (uint32_t i = 0; i < kFirst - 1; ++i) keys.push_back(Key(absl::StrCat("key ", i)));
+  std::vector<SealEntry> entries;
+  for (uint32_t i = 0; i < kFirst - 1; ++i) entries.push_back({blocks[i], {&keys[i], 1}});
+  std::vector<SealVerdict> outcomes(entries.size());
+  t.pool.Seal(session, t.now, nullptr, entries, absl::MakeSpan(outcomes));
+  std::vector<Verdict> verdicts(blocks.size());
+  t.pool.Release(session, t.now, blocks, absl::MakeSpan(verdicts));
+  uint32_t steps = 0, left = 0;
+  for (bool done = false; !done; ++steps) {
+    done = t.pool.Prepare(kMost, 100);
+    left += t.pool.Reclaim(t.now, 2, EvictReason::kOperator, nullptr);
+    uint32_t found = 0;
+    for (uint32_t i = 0; i < kFirst - 1; ++i) {
+      const BlockRef at = t.pool.Find(keys[i]);
+      if (at != kNullRef) {
+        ASSERT_EQ(at, blocks[i]) << "step " << steps;
+        ++found;
+      } else {
+        ASSERT_TRUE(t.pool.EvictedAgo(keys[i], t.now).ok()) << "step " << steps;
+      }
+    }
+    ASSERT_EQ(found, kFirst - 1 - left) << "step " << steps;
+    if (steps % 16 == 0) t.pool.CheckInvariants();
+  }
+  EXPECT_EQ(steps, (kMost - 1024 + 99) / 100);
+  EXPECT_EQ(left, 2 * steps);
 }
 
 // ---------------------------------------------------------------------------------------------- chosen keys
