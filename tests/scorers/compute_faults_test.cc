@@ -127,6 +127,41 @@ TEST(ComputeFaults, AStickyErrorInTheMiddleIsSticky) {
   }
 }
 
+// Six of eight tokens, whose keys are all alike, are merged into the oldest of the other two.
+absl::Status MergeOnce(KvCompute* compute) {
+  const Sequence sequence(8);
+  ASSIGN_OR_RETURN(const StagedSequence from, StagedSequence::Make(compute, sequence.kv(), {}));
+  ASSIGN_OR_RETURN(const StagedSequence to, StagedSequence::MakeEmpty(compute, Sequence(2).kv()));
+  const std::vector<uint32_t> kept = {3, 5}, evicted = {0, 1, 2, 4, 6, 7};
+  const KvView there = to.kv();
+  const auto merged = compute->Merge(
+      {.gather = {.from = from.kv(), .to_blocks = there.blocks, .kept = kept.data(), .kept_tokens = 2},
+       .evicted = evicted.data(),
+       .evicted_tokens = 6});
+  RETURN_IF_ERROR(merged.status());
+  if (merged->merged == std::vector<uint32_t>{6}) return absl::OkStatus();
+  return absl::UnknownError(absl::StrCat(merged->merged[0], " tokens are merged"));
+}
+
+TEST(ComputeFaults, AMergeThatFailsNamesWhatFailedAndPasses) {
+  const auto twice = [] {
+    ASSIGN_OR_RETURN(const std::unique_ptr<CudaKvCompute> compute, OpenCompute());
+    const absl::Status first = MergeOnce(compute.get()), second = MergeOnce(compute.get());
+    return absl::Status(first.code(), absl::StrCat(first.message(), "; then ", second.ToString()));
+  };
+  // Two launches stage the sequence.
+  const char* const kernels[] = {"merge_norms", "nearest_f32", "link", "merge"};
+  for (int i = 0; i < 4; ++i) {
+    const std::string fault = absl::StrCat("cuLaunchKernel#", i + 3, "=CUDA_ERROR_INVALID_VALUE");
+    EXPECT_THAT(
+        InChild({{"KVPOOL_FAKE_CUDA_FAIL", fault}}, twice),
+        AllOf(StartsWith(absl::StrCat("INTERNAL: kvpool_score_", kernels[i], ":")), HasSubstr("; then OK")));
+  }
+  // The sequence, its staging and the destination are allocated first, then the workspace.
+  EXPECT_THAT(InChild({{"KVPOOL_FAKE_CUDA_FAIL", "cuMemAlloc#4=CUDA_ERROR_OUT_OF_MEMORY"}}, twice),
+              AllOf(StartsWith("RESOURCE_EXHAUSTED: GPU-"), HasSubstr("; then OK")));
+}
+
 TEST(ComputeFaults, AKernelThatReachesOutsideLosesTheContext) {
   EXPECT_THAT(InChild({},
                       [] {

@@ -129,7 +129,8 @@ class Lab:
     def cache(self, cell, kind=KvPoolCache, **options):
         """As a cell says."""
         if cell["policy"] != "full":
-            options.update(policy=cell["policy"], budget=cell["budget"], params=cell.get("params"), scope=cell.get("scope", "sequence"))
+            options.update(policy=cell["policy"], budget=cell["budget"], params=cell.get("params"), scope=cell.get("scope", "sequence"),
+                           disposition=cell.get("disposition", "drop"))
         return kind(self.session(cell), seal=False, **options)
 
 

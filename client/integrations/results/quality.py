@@ -118,6 +118,21 @@ def options(lab, cell, record):
     return {}
 
 
+DISPOSED = ("keydiff", "h2o", "snapkv", "chunkkv over snapkv")  # What becomes of tokens that leave is compared with these.
+DISPOSITIONS = ("drop", "merge")
+
+
+def _disposed_cells(where):
+    """Each KV head keeps its own tokens, since merging is within a head."""
+    for place in where:
+        for model in MODELS:
+            cell = {"model": model, "block": BLOCK, **place}
+            yield {**cell, "policy": "full", "budget": 0}
+            for name, disposition in itertools.product(DISPOSED, DISPOSITIONS):
+                policy, params = POLICIES[name]
+                yield {**cell, "name": name, "policy": policy, "params": params, "scope": "head", "budget": BUDGET, "disposition": disposition}
+
+
 def _cells(where):
     for place in where:
         for model in MODELS:
@@ -129,13 +144,28 @@ def _cells(where):
                     yield {**cell, "name": name, "policy": policy, "params": params, "scope": scope, "budget": BUDGET}
 
 
+def _texts():
+    return [{"text": name, "part": part} for name, part in TEXTS]
+
+
+def _prompts(depths):
+    return [{"kind": kind, "depth": depth, "sample": sample} for sample in range(SAMPLES) for depth in depths for kind in ("passkey", "keys")]
+
+
 def perplexity_cells():
-    return _cells([{"text": name, "part": part} for name, part in TEXTS])
+    return _cells(_texts())
 
 
 def retrieval_cells():
-    return _cells([{"kind": kind, "depth": depth, "sample": sample}
-                   for sample in range(SAMPLES) for depth in DEPTHS for kind in ("passkey", "keys")])
+    return _cells(_prompts(DEPTHS))
+
+
+def disposition_perplexity_cells():
+    return _disposed_cells(_texts())
+
+
+def disposition_retrieval_cells():
+    return _disposed_cells(_prompts(DEPTHS[::2]))
 
 
 def perplexity(lab, cell):

@@ -29,6 +29,8 @@ TABLES = {  # name: (cells, what measures one)
     "quality_perplexity": (quality.perplexity_cells, quality.perplexity),
     "quality_retrieval": (quality.retrieval_cells, quality.retrieval),
     "selection": (selection.cells, selection.measure),
+    "disposition_perplexity": (quality.disposition_perplexity_cells, quality.perplexity),
+    "disposition_retrieval": (quality.disposition_retrieval_cells, quality.retrieval),
     "kvpress": (presses.cells, presses.measure),  # With tests/engines.sh --kvpress.
 }
 VLLM = {  # With tests/engines.sh --vllm.
