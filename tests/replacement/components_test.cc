@@ -1,5 +1,6 @@
 // The parts of policies: the heap of offers, ghosts, the sketch, statistics of reuse, the shadow of LRU.
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <optional>
 #include <random>
@@ -86,6 +87,26 @@ TEST(PastContents, ForgetsTheOldestOfASetAndKeepsTheRestWhileItGrows) {
   EXPECT_EQ(there, last_use.size());
 }
 
+// A split leaves holes, in front of contents that are remembered anew.
+TEST(PastContents, RemembersAContentOnceAcrossSplits) {
+  constexpr uint32_t kMost = 1024;
+  PastContents past(kMost, 4);
+  std::mt19937_64 random(9);
+  for (uint64_t now = 1; now <= 5000; ++now) {
+    const uint64_t hash = 1 + random() % 600;
+    past.Reserve(static_cast<uint32_t>(now / 4));
+    past.Remember(hash, now, 0, now);
+    ASSERT_EQ(past.Find(hash)->since(), now);
+    if (now % 100 != 0) continue;
+    std::map<uint64_t, uint32_t> times;
+    for (uint32_t slot = 0; slot < past.slots(); ++slot) {
+      if (past.InSlot(slot) != nullptr) ++times[past.InSlot(slot)->hash];
+    }
+    for (const auto& [name, count] : times) ASSERT_EQ(count, 1u) << name << " at " << now;
+  }
+  EXPECT_EQ(past.slots(), kMost);
+}
+
 TEST(GhostList, ForgetsTheOldest) {
   GhostList ghosts;
   for (uint64_t hash = 1; hash <= 5; ++hash) ghosts.Add(hash, hash * 10);
@@ -105,7 +126,8 @@ TEST(GhostList, ForgetsTheOldest) {
 }
 
 TEST(FrequencySketch, NeverCountsLessUntilItIsHalved) {
-  FrequencySketch sketch(1024);
+  FrequencySketch sketch(2000);
+  sketch.Reserve(1024);
   std::mt19937_64 random(7);
   std::map<uint64_t, uint32_t> exact;
   std::vector<uint64_t> hashes(64);
@@ -128,6 +150,35 @@ TEST(FrequencySketch, NeverCountsLessUntilItIsHalved) {
   EXPECT_EQ(sketch.Count(often), FrequencySketch::kMost);
   for (int i = 0; i < 11000; ++i) sketch.Add(random());
   EXPECT_LT(sketch.Count(often), FrequencySketch::kMost) << "ten samples of 1,024 halve";
+}
+
+// What was counted counts half as much once there are twice as many counters, and what comes later has counters of its own.
+TEST(FrequencySketch, HalvesNoCountTwiceWhileItDoubles) {
+  constexpr uint32_t kBlocks = 8192;
+  FrequencySketch sketch(kBlocks);
+  std::mt19937_64 random(11);
+  std::vector<uint64_t> hashes;
+  std::vector<uint32_t> counts;  // When there were as many counters as a power of two last.
+  for (uint32_t blocks = 16; blocks <= kBlocks; ++blocks) {
+    sketch.Reserve(blocks);
+    for (size_t i = 0; i < counts.size(); ++i) {
+      ASSERT_GE(sketch.Count(hashes[i]), counts[i] / 2) << blocks;
+      ASSERT_LE(sketch.Count(hashes[i]), counts[i]) << blocks;
+    }
+    if (!std::has_single_bit(blocks)) continue;
+    for (int i = 0; i < 5; ++i) {
+      hashes.push_back(random());
+      for (int times = 0; times < 7; ++times) sketch.Add(hashes.back());
+    }
+    counts.clear();
+    for (const uint64_t hash : hashes) counts.push_back(sketch.Count(hash));
+  }
+  ASSERT_EQ(hashes.size(), 50u);
+  for (size_t i = 0; i < 40; ++i) EXPECT_LE(sketch.Count(hashes[i]), 3u) << "it was halved once at least";
+  for (size_t i = 45; i < 50; ++i) EXPECT_EQ(sketch.Count(hashes[i]), 7u);
+  uint32_t strangers = 0;
+  for (int i = 0; i < 1000; ++i) strangers += sketch.Count(random()) != 0 ? 1 : 0;
+  EXPECT_LE(strangers, 5u) << "50 hashes in rows of 8,192 counters";
 }
 
 TEST(ReuseStatistics, CountsWhatCameBackOfEachClass) {

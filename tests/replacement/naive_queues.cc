@@ -177,6 +177,7 @@ class WTinyLfu : public Queues {
   explicit WTinyLfu(uint32_t blocks) : Queues(3), sketch_(blocks) {}
   void Insert(uint32_t block, const Content& content) override {
     hash_[block] = content.hash;
+    sketch_.Reserve(hash_.rbegin()->first + 1);
     sketch_.Add(content.hash);
     Push(block, 0);
     if (resident() > most_) {

@@ -5,6 +5,10 @@
 namespace kvpool {
 
 void WTinyLfuPolicy::OnInsert(BlockId block, const Content& content) {
+  if (Index(block) > highest_) {
+    highest_ = Index(block);
+    sketch_.Reserve(highest_ + 1);
+  }
   sketch_.Add(content.hash);
   Insert(Index(block), content.hash, kWindow);
   // While the pool fills, a block that leaves the window displaces none.

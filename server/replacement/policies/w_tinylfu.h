@@ -33,6 +33,7 @@ class WTinyLfuPolicy final : public QueuePolicy<3> {
   uint32_t OldestOfMain() const;
 
   FrequencySketch sketch_;
+  uint32_t highest_ = 0;  // The highest block that had a content.
   uint32_t most_resident_ = 0;
 };
 
