@@ -95,8 +95,8 @@ class KvCompute {
   // INVALID_ARGUMENT: choice.count is above the number of tokens or blocks not protected. RESOURCE_EXHAUSTED:
   // the GPU is out of memory.
   virtual absl::Status Score(const ScoreCall& call) = 0;
-  // About how many of ScorePlan::products a second it computes: a guess by the kind of the device, for a bound.
-  virtual double products_per_second() const = 0;
+  // About how long the products of a plan take, in seconds: a guess by the kind of the device, for a bound.
+  virtual double SecondsFor(const scorers::ScorePlan& plan) const = 0;
   // The request's arrays are in this process's memory. REQUIRES: no destination is a source.
   virtual absl::Status Gather(const scorers::GatherRequest& request) = 0;
   // The same of these arrays. RESOURCE_EXHAUSTED: the GPU is out of memory. REQUIRES: no destination is a source;

@@ -51,8 +51,11 @@ class CudaKvCompute final : public KvCompute {
   absl::StatusOr<scorers::ScorePlan> Plan(const scorers::ScoreRequest& request,
                                           const scorers::Signals& signals) const override;
   absl::Status Score(const ScoreCall& call) override;
-  // A hundredth of what an A100 multiplies in f32: weights that all tokens are multiplied with come from the L2 cache.
-  double products_per_second() const override { return 1e11; }
+  // Weights that all tokens are multiplied with come from the L2 cache: a hundredth of what an A100 multiplies in f32. A window's
+  // attention is a tenth of it in f32, and thirty times that on tensor cores (tests/gpu/KERNELS.md).
+  double SecondsFor(const scorers::ScorePlan& plan) const override {
+    return plan.products / 1e11 + plan.window_products / 2e12;
+  }
   absl::Status Gather(const scorers::GatherRequest& request) override;
   absl::StatusOr<MergeOutcome> Merge(const scorers::MergeRequest& request) override;
 

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -12,6 +13,7 @@
 #include "cuda/device.h"
 #include "cuda/driver/cuda_context.h"
 #include "cuda/member_ranges.h"
+#include "proto/support/mutex.h"
 #include "proto/support/status_macros.h"
 
 namespace kvpool {
@@ -49,8 +51,16 @@ class CudaMember : public MemberMemory {
   ~CudaMember() override {
     if (mappings_.empty() && scratch_.mappings.empty() && !ipc_.valid()) return;
     const absl::StatusOr<CurrentContext> current = context_->MakeCurrent();
-    if (current.ok())
-      context_->FinishAll("unmapping a space").IgnoreError();  // A context that is lost has no work left.
+    if (!current.ok()) return;
+    const absl::Status finished = context_->FinishAll("unmapping a space");
+    // A context that is lost has no work left. One in which a stream captures a graph can't be waited for, so that its memory stays
+    // mapped, until the process ends.
+    if (finished.ok() || IsSticky(finished)) return;
+    std::fprintf(stderr, "kvpool: a space stays mapped: %s\n", finished.ToString().c_str());
+    static Mutex mu;
+    static std::vector<Left>& left = *new std::vector<Left>();
+    MutexLock lock(&mu);
+    left.push_back({std::move(addresses_), std::move(scratch_), std::move(mappings_), std::move(ipc_)});
   }
 
   uint64_t base() const override { return base_; }
@@ -156,6 +166,14 @@ class CudaMember : public MemberMemory {
                      absl::StrCat("slab of ", bytes, " bytes at offset ", offset_bytes,
                                   ": is the fd's memory that large? ", mapping.status().message())));
   }
+
+  // What stays mapped.
+  struct Left {
+    CudaAddresses addresses;
+    Scratch scratch;
+    std::map<size_t, CudaMapping> mappings;
+    CudaImport ipc;
+  };
 
   const std::shared_ptr<const CudaContext> context_;
   // Declared before the mappings into them, and so destroyed after these.

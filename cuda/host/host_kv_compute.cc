@@ -75,7 +75,9 @@ class HostKvCompute final : public KvCompute {
   }
 
   // A thread multiplies four vectors of 8 floats in a nanosecond at best, and an eighth of it with weights from memory.
-  double products_per_second() const override { return 4e9 * workers_.count(); }
+  double SecondsFor(const scorers::ScorePlan& plan) const override {
+    return (plan.products + plan.window_products) / (4e9 * workers_.count());
+  }
 
   absl::Status Gather(const scorers::GatherRequest& request) override {
     scorers::Gather(request, &workers_);

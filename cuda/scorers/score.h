@@ -61,8 +61,10 @@ struct ScorePlan {
   bool own_blocks = false;     // block scores are the policy's own, not reduced from token scores
   // The first layer that takes part in a row over all layers; policies may leave out the first ones.
   uint32_t first_reduced_layer = 0;
-  // Multiplications that grow with more than K and V: with a window's queries, weights and keys of others.
+  // Multiplications that grow with more than K and V: with weights, with keys of others, and with a window's queries for their
+  // attention.
   double products = 0;
+  double window_products = 0;
 };
 
 // INVALID_ARGUMENT: shape or window out of range. FAILED_PRECONDITION: the policy needs a signal that is

@@ -65,9 +65,9 @@ absl::Status CheckWeights(const PolicyFacts& facts, const Params& params, const 
                                                     wanted));
 }
 
-// Of all tokens. A window's logits are computed twice: for their sums, and for what is made of them.
-double Products(const ScorePlan& plan, const Signals& signals) {
-  const ScoreRequest& request = plan.request;
+// A window's logits are computed twice: for their sums, and for what is made of them.
+void CountProducts(const Signals& signals, ScorePlan* plan) {
+  const ScoreRequest& request = plan->request;
   const BoundPolicy& policy = request.policy;
   KvShape model = request.shape;
   model.kv_heads = ModelHeads(request);
@@ -76,13 +76,18 @@ double Products(const ScorePlan& plan, const Signals& signals) {
   };
   double products = of_token(policy.facts(), policy.params);
   if (policy.has_host()) products += of_token(FactsOf(policy.host), policy.host_params);
-  if (plan.reads_queries) {
-    const double rows = 1.0 * plan.window.queries * (plan.window.q_heads / request.shape.kv_heads);
-    // Else they are compared with each block's bounds alone.
-    products +=
-        2 * rows * request.shape.k_head_dim / (plan.reads_window ? 1 : request.shape.tokens_per_block);
+  const double tokens = 1.0 * request.shape.planes() * request.shape.tokens;
+  if (plan->reads_queries) {
+    const double rows = 1.0 * plan->window.queries * (plan->window.q_heads / request.shape.kv_heads);
+    if (plan->reads_window) plan->window_products = 2 * rows * request.shape.k_head_dim * tokens;
+    // A policy that reads queries itself multiplies them with keys, in three passes, or with each block's bounds.
+    const Needs own = policy.needs();
+    if ((own & kNeedQueries) != 0) {
+      const double passes = (own & kNeedKeys) != 0 ? 3 : 2.0 / request.shape.tokens_per_block;
+      products += passes * rows * request.shape.k_head_dim;
+    }
   }
-  return products * request.shape.planes() * request.shape.tokens;
+  plan->products = products * tokens;
 }
 
 // Whether the attention of the window's queries is to be computed.
@@ -246,7 +251,7 @@ absl::StatusOr<ScorePlan> PlanScore(const ScoreRequest& request, const Signals& 
   plan.own_blocks = facts.own_blocks != nullptr && facts.own_blocks(request.policy.params);
   plan.first_reduced_layer = FirstReducedLayer(request);
   plan.workspace_bytes = HostWorkspaceBytes(plan, workers);
-  plan.products = Products(plan, signals);
+  CountProducts(signals, &plan);
   return plan;
 }
 

@@ -57,9 +57,12 @@ absl::Status ScoreWork::CheckWorkspace(const Part& part, size_t unkept_bytes) co
 }
 
 absl::Status ScoreWork::CheckTime(const DeviceOperation& operation, uint32_t rank) const {
-  double products = 0;
-  for (const SequenceWork& sequence : operation.sequences) products += sequence.shares[rank].plan.products;
-  const double seconds = products / compute_.products_per_second();
+  double products = 0, seconds = 0;
+  for (const SequenceWork& sequence : operation.sequences) {
+    const scorers::ScorePlan& plan = sequence.shares[rank].plan;
+    products += plan.products + plan.window_products;
+    seconds += compute_.SecondsFor(plan);
+  }
   if (seconds <= absl::ToDoubleSeconds(time_limit_)) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("the operation multiplies tokens with ", products,

@@ -325,6 +325,13 @@ absl::Status DeviceVerbs::PrepareSelect(Turn& turn, const v1::Select& select, De
                                                    " blocks of this sequence; the budget is ", budget));
   }
   operation->selected_blocks = std::min(budget, blocks);
+  // They are ranked on the runner's thread, some 100 ns each.
+  constexpr uint64_t kMostRanked = 1 << 25;
+  if (uint64_t{work.rows()} * blocks > kMostRanked) {
+    return absl::ResourceExhaustedError(absl::StrCat("select ranks ", uint64_t{work.rows()} * blocks,
+                                                     " blocks, ", blocks, " of each plane; the limit is ",
+                                                     kMostRanked));
+  }
   RETURN_IF_ERROR(
       CheckNumbers("select", uint64_t{work.rows()} * operation->selected_blocks * (select.bounds() ? 2 : 1)));
   if (!select.has_into()) return absl::OkStatus();

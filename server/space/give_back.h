@@ -103,8 +103,9 @@ class GiveBack {
   // What the rule of the last opening says, and what an operator does, who comes first; 0: nothing.
   struct Terms {
     uint32_t limit_blocks = 0;  // The most that the space may have.
-    // Of a device that several spaces want, capacity * weight / (sum of their weights) is the space's own. Where no space of the
-    // device has one, nothing is anybody's own; where some have, the others' is 1.
+    // How much of a device that several spaces want is the space's own, in relation to those of its tenant, and through the greatest
+    // of these to other tenants (WeightedShares). Where no space of the device has one, nothing is anybody's own; where some have,
+    // the others' is 1.
     uint32_t weight = 0;
   };
   Terms of_rule, of_operator;

@@ -26,7 +26,7 @@ class HeldKvCompute final : public KvCompute {
     RETURN_IF_ERROR(hold_.Pass());
     return compute_->Score(call);
   }
-  double products_per_second() const override { return compute_->products_per_second(); }
+  double SecondsFor(const scorers::ScorePlan& plan) const override { return compute_->SecondsFor(plan); }
   absl::Status Gather(const scorers::GatherRequest& request) override {
     RETURN_IF_ERROR(hold_.Pass());
     return compute_->Gather(request);

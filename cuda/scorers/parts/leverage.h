@@ -81,6 +81,14 @@ struct LeverageScratch {
 };
 
 // For PolicyFacts::scratch_floats.
+// Multiplications of a token: its key twice with the sketch and once with the triangle, and its part of what a plane takes
+// whatever its tokens, the sketch's functions and the triangle's inverse.
+inline double LeverageProducts(const KvShape& shape, uint32_t sketch) {
+  constexpr double kFunctions = 32;  // A log, a root and a cosine take about as long.
+  const double k = sketch, dim = shape.k_head_dim;
+  return 2 * dim * k + k * k / 2 + (dim * k * (k / 2 + kFunctions) + k * k * k / 6) / shape.tokens;
+}
+
 inline uint64_t LeverageScratchFloats(const KvShape& shape, uint32_t sketch) {
   return LeverageScratch{nullptr, shape.k_head_dim, sketch}.floats();
 }

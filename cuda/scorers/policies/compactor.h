@@ -57,6 +57,8 @@ struct Compactor {
       .scratch_floats = [](const Params& params, const KvShape& shape) -> uint64_t {
         return LeverageScratchFloats(shape, params.Int(kSketch));
       },
+      .products = [](const Params& params, const KvShape& shape,
+                     uint64_t weight_count) { return LeverageProducts(shape, params.Int(kSketch)); },
   };
 
   template <typename Team>

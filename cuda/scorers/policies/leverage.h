@@ -57,6 +57,8 @@ struct Leverage {
       .scratch_floats = [](const Params& params, const KvShape& shape) -> uint64_t {
         return LeverageScratchFloats(shape, params.Int(kSketch));
       },
+      .products = [](const Params& params, const KvShape& shape,
+                     uint64_t weight_count) { return LeverageProducts(shape, params.Int(kSketch)); },
   };
 
   // The terms of a policy whose parameters from `first` on are this one's.

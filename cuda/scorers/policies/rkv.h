@@ -51,7 +51,7 @@ struct Rkv {
       .products =
           [](const Params& params, const KvShape& shape, uint64_t weight_count) {
             const uint32_t searched = params.Int(kSearch) < shape.tokens ? params.Int(kSearch) : shape.tokens;
-            return 1.0 * searched * searched / shape.tokens * shape.k_head_dim;
+            return 1.0 * searched * shape.k_head_dim;
           },
   };
 
