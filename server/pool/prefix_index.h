@@ -144,7 +144,7 @@ class PrefixIndex {
   VirtualArray<BlockRecord>& records_;
   VirtualArray<uint32_t> buckets_;  // links
   LinearHash used_{1};              // Those of the buckets that are in use.
-  uint64_t keys_ = 0;               // Without aliases.
+  uint64_t keys_ = 0;               // Aliases are not counted.
   const uint32_t id_bits_;
   absl::flat_hash_map<BlockKey, uint32_t, BlockKeyHash> aliases_;
   absl::flat_hash_map<uint32_t, std::vector<BlockKey>> keys_of_;

@@ -430,6 +430,7 @@ uint64_t AnonymousBytes() {
 
 // With a largest size of 2 Mi blocks the index and the ghosts could come to have 8 MiB each.
 TEST(Tables, AreAsLargeAsTheBlocksThatHaveCome) {
+  if (KVPOOL_SANITIZED) GTEST_SKIP() << "a sanitizer keeps memory of its own beside all that is touched";
   constexpr uint32_t kMost = 2u << 20, kBlocks = 8192;
   // Memory that comes only now is the allocator's from here on.
   std::vector<BlockRef> blocks(kBlocks);

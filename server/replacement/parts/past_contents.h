@@ -77,9 +77,10 @@ class PastContents {
         break;
       }
       const uint64_t age = past.hash == 0 ? UINT64_MAX : past.AgeAt(now);
-      if (age <= oldest) continue;
-      oldest = age;
-      place = &past;
+      // No branch: which is the oldest can't be predicted.
+      const bool is_older = age > oldest;
+      oldest = is_older ? age : oldest;
+      place = is_older ? &past : place;
     }
     const Past forgotten = *place;
     *place = {.hash = name, .since_and_number = since << kNumberBits | number};
