@@ -142,7 +142,7 @@ absl::Status DeviceRunner::RunPart(const Part& part, bool stopping) {
   const auto start = std::chrono::steady_clock::now();
   absl::Status status = !operation->answered              ? work_.Score(operation, part.rank)
                         : operation->request.has_select() ? work_.PutPositions(*operation, part.rank)
-                                                          : work_.Gather(*operation, part.rank);
+                                                          : work_.Gather(operation, part.rank);
   // After a sticky error the GPU's context is gone, and with it the contents of all blocks.
   EndIfGpuIsLost(status, absl::StrCat("device ", options_.device));
   if (part.rank == 0) {
