@@ -7,12 +7,12 @@
 
 #include "client/c/kvpool.h"
 
-#define CHECK(condition)                                                                           \
-  do {                                                                                             \
-    if (!(condition)) {                                                                            \
+#define CHECK(condition)                                                                       \
+  do {                                                                                         \
+    if (!(condition)) {                                                                        \
       fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #condition, kvpool_last_error()); \
-      exit(1);                                                                                     \
-    }                                                                                              \
+      exit(1);                                                                                 \
+    }                                                                                          \
   } while (0)
 
 enum { kBlocks = 8, kTokensPerBlock = 16, kBlockBytes = 4096, kTimeoutMs = 60000 };
@@ -90,7 +90,8 @@ static void find(kvpool_session* session, const uint8_t* keys) {
   for (int i = 0; i < kBlocks; ++i) CHECK(address_of(session, blocks[i])[kBlockBytes - 1] == 'a' + i);
   CHECK(kvpool_release_with_hint(session, blocks, count, 0, 4, 0) == KVPOOL_INVALID_ARGUMENT);
   CHECK(strstr(kvpool_last_error(), "reuse is 4") != NULL);
-  CHECK(kvpool_release_with_hint(session, blocks, count, 0, KVPOOL_REUSE_EXPECTED, 16) == KVPOOL_INVALID_ARGUMENT);
+  CHECK(kvpool_release_with_hint(session, blocks, count, 0, KVPOOL_REUSE_EXPECTED, 16) ==
+        KVPOOL_INVALID_ARGUMENT);
   CHECK(kvpool_set_retention_decaying(session, blocks, count, 60, 60000, 1000) == KVPOOL_OK);
   CHECK(kvpool_set_retention(session, blocks, count, 101, 60000) == KVPOOL_INVALID_ARGUMENT);
   CHECK(strstr(kvpool_last_error(), "priority is 101; must be 0 to 100") != NULL);
@@ -99,7 +100,8 @@ static void find(kvpool_session* session, const uint8_t* keys) {
   CHECK(kvpool_pin(session, blocks, count, UINT64_MAX) == KVPOOL_INVALID_ARGUMENT);
   CHECK(strstr(kvpool_last_error(), "ttl_ms is 18446744073709551615; must be 1 to 86400000") != NULL);
   CHECK(kvpool_pin(session, blocks, count, 0) == KVPOOL_INVALID_ARGUMENT);
-  CHECK(kvpool_set_retention_decaying(session, blocks, count, 60, 60000, 86400001) == KVPOOL_INVALID_ARGUMENT);
+  CHECK(kvpool_set_retention_decaying(session, blocks, count, 60, 60000, 86400001) ==
+        KVPOOL_INVALID_ARGUMENT);
   CHECK(strstr(kvpool_last_error(), "half_life_ms is 86400001; must be 0 to 86400000") != NULL);
   CHECK(kvpool_release_with_hint(session, blocks, count, 0, KVPOOL_REUSE_EXPECTED, 2) == KVPOOL_OK);
   CHECK(kvpool_flush(session, kTimeoutMs) == KVPOOL_OK);
@@ -167,8 +169,8 @@ static void prune(kvpool_session* session) {
 static void select_blocks(kvpool_session* session) {
   kvpool_block block;
   CHECK(kvpool_lease_within(session, &block, 1, kTimeoutMs) == KVPOOL_OK);
-  uint8_t request[] = {0xb2, 0x01, 28,   0x0a, 10,   0x12, 8,    0, 0,    0, 0, 0, 0, 0, 0,   0,
-                       0x12, 12,   0x08, 1,    0x10, 1,    0x2a, 6, 0x0a, 4, 0, 0, 0, 0, 0x20, 1};
+  uint8_t request[] = {0xb2, 0x01, 28, 0x0a, 10, 0x12, 8, 0,    0, 0, 0, 0, 0, 0,    0, 0x12,
+                       12,   0x08, 1,  0x10, 1,  0x2a, 6, 0x0a, 4, 0, 0, 0, 0, 0x20, 1};
   for (int i = 0; i < 8; ++i) request[7 + i] = (uint8_t)(block >> 8 * i);
   kvpool_operation* operation = NULL;
   CHECK(kvpool_operation_start(session, request, sizeof(request), &operation) == KVPOOL_OK);
@@ -272,14 +274,18 @@ static int open_with(kvpool_session* session, void* options) {
   kvpool_session* opened = NULL;
   return kvpool_open(options, &opened);
 }
-static int count_with(kvpool_session* session, void* counters) { return kvpool_read_counters(session, counters); }
+static int count_with(kvpool_session* session, void* counters) {
+  return kvpool_read_counters(session, counters);
+}
 static int match_with(kvpool_session* session, void* options) {
   kvpool_match* match = NULL;
   const int code = kvpool_match_start_with(session, NULL, 0, options, &match);
   kvpool_match_free(match);
   return code;
 }
-static int seal_with(kvpool_session* session, void* arguments) { return kvpool_seal_start(session, arguments, NULL); }
+static int seal_with(kvpool_session* session, void* arguments) {
+  return kvpool_seal_start(session, arguments, NULL);
+}
 static int prune_with(kvpool_session* session, void* arguments) {
   kvpool_operation* operation = NULL;
   const int code = kvpool_prune_start(session, arguments, &operation);
@@ -302,24 +308,30 @@ static int hash_with(kvpool_session* session, void* memory) {
 static void salts(kvpool_session* session, const uint32_t* tokens, const uint8_t* keys) {
   uint8_t salted[kBlocks * KVPOOL_KEY_BYTES], other[kBlocks * KVPOOL_KEY_BYTES];
   kvpool_hash_options options = {.struct_size = sizeof(options)};
-  CHECK(kvpool_hash_tokens_with(session, &options, tokens, kBlocks * kTokensPerBlock, kTokensPerBlock, salted) == KVPOOL_OK);
+  CHECK(kvpool_hash_tokens_with(session, &options, tokens, kBlocks * kTokensPerBlock, kTokensPerBlock,
+                                salted) == KVPOOL_OK);
   CHECK(memcmp(salted, keys, sizeof(salted)) == 0);
   options.salt_from = kTokensPerBlock;
-  CHECK(kvpool_hash_tokens_with(session, &options, tokens, kBlocks * kTokensPerBlock, kTokensPerBlock, salted) == KVPOOL_OK);
+  CHECK(kvpool_hash_tokens_with(session, &options, tokens, kBlocks * kTokensPerBlock, kTokensPerBlock,
+                                salted) == KVPOOL_OK);
   CHECK(memcmp(salted, keys, sizeof(salted)) == 0);
   options.salt = "salt";
   options.salt_bytes = 4;
-  CHECK(kvpool_hash_tokens_with(session, &options, tokens, kBlocks * kTokensPerBlock, kTokensPerBlock, salted) == KVPOOL_OK);
+  CHECK(kvpool_hash_tokens_with(session, &options, tokens, kBlocks * kTokensPerBlock, kTokensPerBlock,
+                                salted) == KVPOOL_OK);
   CHECK(memcmp(salted, keys, KVPOOL_KEY_BYTES) == 0);
   for (size_t i = 1; i < kBlocks; ++i) {
     CHECK(memcmp(salted + i * KVPOOL_KEY_BYTES, keys + i * KVPOOL_KEY_BYTES, KVPOOL_KEY_BYTES) != 0);
   }
   options.salt_from = 0;
-  CHECK(kvpool_hash_tokens_with(session, &options, tokens, kBlocks * kTokensPerBlock, kTokensPerBlock, salted) == KVPOOL_OK);
-  CHECK(kvpool_hash_tokens(session, "salt", 4, tokens, kBlocks * kTokensPerBlock, kTokensPerBlock, other) == KVPOOL_OK);
+  CHECK(kvpool_hash_tokens_with(session, &options, tokens, kBlocks * kTokensPerBlock, kTokensPerBlock,
+                                salted) == KVPOOL_OK);
+  CHECK(kvpool_hash_tokens(session, "salt", 4, tokens, kBlocks * kTokensPerBlock, kTokensPerBlock, other) ==
+        KVPOOL_OK);
   CHECK(memcmp(salted, other, sizeof(salted)) == 0 && memcmp(salted, keys, KVPOOL_KEY_BYTES) != 0);
   options.salt = NULL;
-  CHECK(kvpool_hash_tokens_with(session, &options, tokens, 0, kTokensPerBlock, salted) == KVPOOL_INVALID_ARGUMENT);
+  CHECK(kvpool_hash_tokens_with(session, &options, tokens, 0, kTokensPerBlock, salted) ==
+        KVPOOL_INVALID_ARGUMENT);
   CHECK(strstr(kvpool_last_error(), "options.salt is NULL; salt_bytes is 4") != NULL);
   options.salt_bytes = 0;
   CHECK(kvpool_hash_tokens_with(session, &options, tokens, 0, 0, salted) == KVPOOL_INVALID_ARGUMENT);
@@ -349,7 +361,8 @@ static void versions(kvpool_session* session) {
                structures[i].name, unset[j], sizeof(size_t), structures[i].name);
       CHECK(strcmp(kvpool_last_error(), expected) == 0);
     }
-    const size_t known[] = {sizeof(size_t), structures[i].bytes, structures[i].bytes + sizeof(size_t), sizeof(memory)};
+    const size_t known[] = {sizeof(size_t), structures[i].bytes, structures[i].bytes + sizeof(size_t),
+                            sizeof(memory)};
     for (size_t j = 0; j < sizeof(known) / sizeof(known[0]); ++j) {
       memset(memory, 0, sizeof(memory));
       memory[0] = known[j];
@@ -359,13 +372,15 @@ static void versions(kvpool_session* session) {
     memset(memory, 0, sizeof(memory));
     memory[0] = structures[i].bytes + sizeof(size_t);
     ((char*)memory)[structures[i].bytes + 3] = 1;
-    if (structures[i].call == count_with) { /* A result: what was there is of no meaning, and zero afterwards. */
+    if (structures[i].call ==
+        count_with) { /* A result: what was there is of no meaning, and zero afterwards. */
       CHECK(count_with(session, memory) == KVPOOL_OK && ((char*)memory)[structures[i].bytes + 3] == 0);
       continue;
     }
     CHECK(structures[i].call(session, memory) == KVPOOL_INVALID_ARGUMENT);
-    snprintf(expected, sizeof(expected), "%s.struct_size is %zu and byte %zu is set; this library knows %zu bytes",
-             structures[i].name, memory[0], structures[i].bytes + 3, structures[i].bytes);
+    snprintf(expected, sizeof(expected),
+             "%s.struct_size is %zu and byte %zu is set; this library knows %zu bytes", structures[i].name,
+             memory[0], structures[i].bytes + 3, structures[i].bytes);
     CHECK(strstr(kvpool_last_error(), expected) == kvpool_last_error());
   }
 }
@@ -391,7 +406,8 @@ int main(int argc, char** argv) {
   CHECK(kvpool_session_id(session) != 0);
   CHECK(kvpool_free_blocks(session) >= 16);
   CHECK(kvpool_sink_block(session) != 0);
-  CHECK(kvpool_capacity_blocks(session) > kBlocks && kvpool_capacity_blocks(session) <= kvpool_max_blocks(session));
+  CHECK(kvpool_capacity_blocks(session) > kBlocks &&
+        kvpool_capacity_blocks(session) <= kvpool_max_blocks(session));
   CHECK(kvpool_mapped_blocks(session) >= kvpool_capacity_blocks(session));
   CHECK(kvpool_slabs_asked_back(session) == 0);
   uint64_t given_back = 1;
@@ -404,7 +420,8 @@ int main(int argc, char** argv) {
   uint32_t tokens[kBlocks * kTokensPerBlock];
   uint8_t keys[kBlocks * KVPOOL_KEY_BYTES];
   for (uint32_t i = 0; i < kBlocks * kTokensPerBlock; ++i) tokens[i] = i;
-  CHECK(kvpool_hash_tokens(session, NULL, 0, tokens, kBlocks * kTokensPerBlock, kTokensPerBlock, keys) == KVPOOL_OK);
+  CHECK(kvpool_hash_tokens(session, NULL, 0, tokens, kBlocks * kTokensPerBlock, kTokensPerBlock, keys) ==
+        KVPOOL_OK);
   salts(session, tokens, keys);
   share(session, keys);
   find(session, keys);
@@ -421,7 +438,8 @@ int main(int argc, char** argv) {
   kvpool_block too_many[1];
   CHECK(kvpool_lease(session, too_many, 0) == KVPOOL_OK);
   for (int i = 0; i < 2; ++i) { /* Counts of which not even the refs would fit in memory. */
-    CHECK(kvpool_lease(session, too_many, i == 0 ? kvpool_max_blocks(session) - 1 : SIZE_MAX) == KVPOOL_RESOURCE_EXHAUSTED);
+    CHECK(kvpool_lease(session, too_many, i == 0 ? kvpool_max_blocks(session) - 1 : SIZE_MAX) ==
+          KVPOOL_RESOURCE_EXHAUSTED);
     CHECK(strstr(kvpool_last_error(), " blocks asked; this session can never have more than ") != NULL);
   }
   CHECK(kvpool_lease_within(session, too_many, SIZE_MAX, kTimeoutMs) == KVPOOL_RESOURCE_EXHAUSTED);
@@ -429,7 +447,8 @@ int main(int argc, char** argv) {
   CHECK(strstr(kvpool_last_error(), "count is 18446744073709551615; must be 0 to 4294967295") != NULL);
   CHECK(kvpool_ref(session, too_many, SIZE_MAX) == KVPOOL_INVALID_ARGUMENT);
   kvpool_release(session, too_many, SIZE_MAX, 0);
-  const kvpool_seal_arguments endless = {.struct_size = sizeof(endless), .blocks = too_many, .block_count = SIZE_MAX};
+  const kvpool_seal_arguments endless = {
+      .struct_size = sizeof(endless), .blocks = too_many, .block_count = SIZE_MAX};
   CHECK(kvpool_seal_start(session, &endless, NULL) == KVPOOL_INVALID_ARGUMENT);
   CHECK(kvpool_match_start(session, NULL, 0, NULL) == KVPOOL_INVALID_ARGUMENT);
   CHECK(strstr(kvpool_last_error(), "Match.groups") != NULL);

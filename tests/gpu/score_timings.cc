@@ -11,7 +11,7 @@
 // and without a target:
 //
 //   passes of a type    records, products with the mean key, and attention in each other type
-//   compaction          half of the 4,096 tokens are moved to other blocks
+//   compaction          half of the 4,096 tokens are moved to other blocks, and the others dropped or merged into them
 //   every policy        prunes the 4,096 tokens, cold, with all its signals and weights
 //
 // Prints a line for each: ok or MISSED, the median of several rounds, and the target. Exit status: 0
@@ -141,7 +141,8 @@ class Timings {
     for (const Type& type : kOtherTypes) {
       for (const char* policy : {"keydiff", "cake"}) RETURN_IF_ERROR(Untargeted(policy, type));
     }
-    RETURN_IF_ERROR(Compaction());
+    RETURN_IF_ERROR(Compaction(kBf16));
+    for (const Type& type : kOtherTypes) RETURN_IF_ERROR(Compaction(type));
     for (const PolicyFacts* const facts : Policies()) {
       RETURN_IF_ERROR(Untargeted(std::string(facts->name), kBf16));
     }
@@ -180,26 +181,31 @@ class Timings {
     return absl::OkStatus();
   }
 
-  // Every second token stays.
-  absl::Status Compaction() {
+  // Every second token stays; the others are dropped, or merged into those.
+  absl::Status Compaction(const Type& type) {
     Cache cache;
-    RETURN_IF_ERROR(Make("recency", effort_.tokens, &cache));
+    RETURN_IF_ERROR(Make("recency", effort_.tokens, &cache, type.dtype));
     const uint32_t kept_tokens = effort_.tokens / 2;
-    std::vector<uint32_t> kept(kept_tokens);
-    for (uint32_t i = 0; i < kept_tokens; ++i) kept[i] = 2 * i;
+    std::vector<uint32_t> kept(kept_tokens), evicted(kept_tokens);
+    for (uint32_t i = 0; i < kept_tokens; ++i) kept[i] = 2 * i, evicted[i] = 2 * i + 1;
     ASSIGN_OR_RETURN(const std::unique_ptr<KvBuffer> to, compute_->Allocate(BytesOf(cache.view) / 2));
     std::vector<uint64_t> to_blocks;
     for (uint32_t block = 0; block < cache.view.shape.blocks() / 2; ++block) {
       to_blocks.push_back(to->address() + block * cache.view.shape.layers * cache.view.k.layer_stride_bytes);
     }
-    ASSIGN_OR_RETURN(const double us, Once([&]() -> absl::StatusOr<double> {
-                       RETURN_IF_ERROR(compute_->Gather({.from = cache.view,
-                                                         .to_blocks = to_blocks.data(),
-                                                         .kept = kept.data(),
-                                                         .kept_tokens = kept_tokens}));
+    const GatherRequest gather = {
+        .from = cache.view, .to_blocks = to_blocks.data(), .kept = kept.data(), .kept_tokens = kept_tokens};
+    ASSIGN_OR_RETURN(const double dropped, Once([&]() -> absl::StatusOr<double> {
+                       RETURN_IF_ERROR(compute_->Gather(gather));
                        return compute_->last_times().call_us;
                      }));
-    Print(absl::StrCat("compaction of ", effort_.tokens, " tokens"), us);
+    Print(absl::StrCat("compaction of ", effort_.tokens, " tokens, ", type.name), dropped);
+    const MergeRequest merge = {.gather = gather, .evicted = evicted.data(), .evicted_tokens = kept_tokens};
+    ASSIGN_OR_RETURN(const double merged, Once([&]() -> absl::StatusOr<double> {
+                       RETURN_IF_ERROR(compute_->Merge(merge).status());
+                       return compute_->last_times().call_us;
+                     }));
+    Print(absl::StrCat("the same with a merge, ", type.name), merged);
     return absl::OkStatus();
   }
 
