@@ -52,7 +52,7 @@ class CudaKvCompute final : public KvCompute {
                                           const scorers::Signals& signals) const override;
   absl::Status Score(const ScoreCall& call) override;
   // Weights that all tokens are multiplied with come from the L2 cache: a hundredth of what an A100 multiplies in f32. A window's
-  // attention is a tenth of it in f32, and thirty times that on tensor cores (tests/gpu/KERNELS.md).
+  // attention is a fifth of it in f32, and thirty times that on tensor cores (tests/gpu/KERNELS.md).
   double SecondsFor(const scorers::ScorePlan& plan) const override {
     return plan.products / 1e11 + plan.window_products / 2e12;
   }

@@ -86,17 +86,19 @@ class HostSlab : public Slab {
     return absl::FailedPreconditionError(
         "host slabs are handed over as file descriptors, not as IPC handles");
   }
-  void Discard() override {
-    if (::fallocate(memory_.fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
-                    static_cast<off_t>(bytes())) != 0) {
+  ~HostSlab() override {
+    if (discard_ && ::fallocate(memory_.fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+                                static_cast<off_t>(bytes())) != 0) {
       std::fprintf(stderr, "kvpool: discarding a slab of %zu bytes: %s\n", bytes(), std::strerror(errno));
     }
   }
+  void Discard() override { discard_ = true; }
 
  private:
   // In this order the memory is freed before its share of the budget is returned.
   Share share_;
   Memory memory_;
+  std::atomic<bool> discard_{false};
 };
 
 // Allocates every page now: this process's control group is charged, and a shortage is an error here instead

@@ -63,6 +63,10 @@ absl::Status ScoreWork::CheckTime(const DeviceOperation& operation, uint32_t ran
     products += plan.products + plan.window_products;
     seconds += compute_.SecondsFor(plan);
   }
+  return CheckTime(products, seconds);
+}
+
+absl::Status ScoreWork::CheckTime(double products, double seconds) const {
   if (seconds <= absl::ToDoubleSeconds(time_limit_)) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("the operation multiplies tokens with ", products,
@@ -217,6 +221,11 @@ absl::Status ScoreWork::Merge(DeviceOperation* operation, uint32_t rank,
   const KvShape& shape = gather.from.shape;
   scorers::MergeRequest merge{.gather = gather, .evicted_tokens = shape.tokens - gather.kept_tokens};
   RETURN_IF_ERROR(scorers::CheckMerge(merge, workspace_limit_bytes_));  // It also bounds the arrays below.
+  // The keys that leave are multiplied with those that stay in tiles, as a window's are.
+  scorers::ScorePlan as_window;
+  as_window.window_products =
+      1.0 * gather.kept_tokens * merge.evicted_tokens * shape.planes() * shape.k_head_dim;
+  RETURN_IF_ERROR(CheckTime(as_window.window_products, compute_.SecondsFor(as_window)));
   const uint32_t layers = gather.kept_layer_stride > 0 ? shape.layers : 1;
   const uint32_t heads = gather.kept_head_stride > 0 ? shape.kv_heads : 1;
   std::vector<uint32_t> evicted;

@@ -57,6 +57,7 @@ class ScoreWork {
   absl::Status Reserve(std::unique_ptr<KvBuffer>* buffer, size_t bytes);
   // What is under way on a device can't be stopped, and all others wait for it: it is refused before.
   absl::Status CheckTime(const DeviceOperation& operation, uint32_t rank) const;
+  absl::Status CheckTime(double products, double seconds) const;
   absl::Status CheckWorkspace(const Part& part, size_t unkept_bytes) const;
 
   KvCompute& compute_;

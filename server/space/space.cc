@@ -392,10 +392,10 @@ void Space::DestroyRow(SlabRow row, Slabs slabs) {
   // While the keeper holds it, the memory is not free, and the next daemon would find it.
   row.kept.clear();
   if (keeper_ != nullptr) keeper_->AwaitDropped();
-  // Copies to a tier and comparisons read slabs outside of the mutex, and hold them meanwhile: what those read must stay. Nobody
-  // gets a slab that has left the space.
-  for (const std::shared_ptr<Slab>& slab : row.by_rank) {
-    if (slabs == Slabs::kClosed && slab.use_count() == 1) slab->Discard();
+  // Copies to a tier and comparisons read slabs outside of the mutex, and hold them meanwhile: what those read stays until they let
+  // go of it.
+  if (slabs == Slabs::kClosed) {
+    for (const std::shared_ptr<Slab>& slab : row.by_rank) slab->Discard();
   }
   row.by_rank.clear();
   budget_->Give(facts.rank_devices, facts.tenant, bytes);

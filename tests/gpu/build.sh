@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes one folder with all that a machine with a GPU needs to run everything that needs one: our binaries, the libraries they
-# were linked with, and run.sh. It can be copied anywhere; there, only the C library of the machine is used. FOLDER.tar.gz has it packed.
+# were linked with, and run.sh. It can be copied anywhere; there, only the C library of the machine is used. FOLDER.tar.xz has it packed.
 # Usage: tests/gpu/build.sh [FOLDER]      (build/gpu)
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -34,8 +34,14 @@ cp tests/engines/{conftest,models,transformers_test}.py "$folder/engines/engines
 cp tests/python/daemon.py "$folder/engines/python/"
 
 needs=$(objdump -T "$folder"/bin/* "$folder"/lib/* | grep -oE 'GLIBC_2\.[0-9]+' | sort -uV | tail -n 1)
-rm -f "$folder.tar.gz"
-tar -czf "$folder.tar.gz" -C "$(dirname "$folder")" "$(basename "$folder")"
-mib=$(du -m "$folder.tar.gz" | cut -f 1)
-say "$folder.tar.gz: $mib MiB, needs glibc ${needs#GLIBC_} or later; unpack it on a machine with a GPU and run its run.sh there"
-[ "$mib" -lt $limit_mib ] || { say "FAILED: $folder.tar.gz has $mib MiB, the limit is $limit_mib"; exit 1; }
+rm -f "$folder.tar.xz"
+# The binaries have the same kernels in them, which xz finds again.
+python3 - "$folder" <<'EOF'
+import pathlib, sys, tarfile
+folder = pathlib.Path(sys.argv[1])
+with tarfile.open(f"{folder}.tar.xz", "w:xz") as packed:
+    packed.add(folder, folder.name)
+EOF
+mib=$(du -m "$folder.tar.xz" | cut -f 1)
+say "$folder.tar.xz: $mib MiB, needs glibc ${needs#GLIBC_} or later; unpack it on a machine with a GPU and run its run.sh there"
+[ "$mib" -lt $limit_mib ] || { say "FAILED: $folder.tar.xz has $mib MiB, the limit is $limit_mib"; exit 1; }
