@@ -10,6 +10,7 @@
 //              copied
 //   Gather     copies rows of K and V into other blocks
 //   Merge      does so too, and merges the rows that are not copied into those that are
+//   Fold       adds rows that are not copied to a state of constant size
 //
 // Block addresses are as Slab::address() gives them (cuda/device.h). The workspace grows with the largest call
 // so far and is kept until destruction. Plan may be called from any thread at any time; of all other calls at
@@ -26,6 +27,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "cuda/scorers/fold.h"
 #include "cuda/scorers/gather.h"
 #include "cuda/scorers/merge.h"
 #include "cuda/scorers/score.h"
@@ -102,6 +104,9 @@ class KvCompute {
   // The same of these arrays. RESOURCE_EXHAUSTED: the GPU is out of memory. REQUIRES: no destination is a source;
   // scorers::CheckMerge(request) is OK.
   virtual absl::StatusOr<MergeOutcome> Merge(const scorers::MergeRequest& request) = 0;
+  // Block addresses and indices of tokens are in this process's memory; weights and states lie on the device. Returns how many
+  // tokens were added, summed over planes. RESOURCE_EXHAUSTED: the GPU is out of memory. REQUIRES: scorers::CheckFold is OK.
+  virtual absl::StatusOr<uint64_t> Fold(const scorers::FoldRequest& request) = 0;
 };
 
 struct KvComputeOptions {

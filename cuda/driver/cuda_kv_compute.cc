@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
 #include "cuda/kernels/launch.h"
+#include "cuda/scorers/fold.h"
 #include "cuda/scorers/gather.h"
 #include "cuda/scorers/merge.h"
 #include "cuda/scorers/parts/select_rows.h"
@@ -551,6 +553,41 @@ absl::StatusOr<MergeOutcome> CudaKvCompute::Merge(const scorers::MergeRequest& r
   const auto* const thresholds = reinterpret_cast<const float*>(pinned_outputs_.address());
   const auto* const merged = reinterpret_cast<const uint32_t*>(pinned_outputs_.address() + merged_at);
   return MergeOutcome{.thresholds = {thresholds, thresholds + planes}, .merged = {merged, merged + planes}};
+}
+
+absl::StatusOr<uint64_t> CudaKvCompute::Fold(const scorers::FoldRequest& request) {
+  const KvShape& shape = request.from.shape;
+  const uint32_t planes = shape.planes();
+  const size_t evicted = request.evicted_tokens == 0
+                             ? 0
+                             : (shape.layers - 1) * request.evicted_layer_stride +
+                                   (shape.kv_heads - 1) * request.evicted_head_stride +
+                                   request.evicted_tokens;
+  Inputs inputs;
+  const size_t from_at = inputs.Add(absl::MakeConstSpan(request.from.blocks, shape.blocks()));
+  const size_t evicted_at = inputs.Add(absl::MakeConstSpan(request.evicted, evicted));
+  scorers::FoldContext context{.request = request};
+  ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
+  RETURN_IF_ERROR(workspace_.Grow(context_, scorers::ArrangeFold(0, &context)));
+  RETURN_IF_ERROR(inputs_.Grow(context_, inputs.bytes()));
+  RETURN_IF_ERROR(pinned_inputs_.Grow(context_, inputs.bytes()));
+  RETURN_IF_ERROR(pinned_outputs_.Grow(context_, planes * sizeof(uint32_t)));
+  inputs.CopyTo(pinned_inputs_.address());
+  scorers::ArrangeFold(workspace_.address(), &context);
+  context.request.from.blocks = reinterpret_cast<const uint64_t*>(inputs_.address() + from_at);
+  context.request.evicted = reinterpret_cast<const uint32_t*>(inputs_.address() + evicted_at);
+  const uint32_t shares = context.shares();
+  RETURN_IF_ERROR(RunOnStream("adding tokens to a state", [&] {
+    RETURN_IF_ERROR(Send(inputs));
+    if (shares > 0) {
+      RETURN_IF_ERROR(Launch(kernels_.of(request.from.dtype).fold,
+                             {uint64_t{planes} * shares, 1, kBlockThreads}, context));
+    }
+    RETURN_IF_ERROR(Launch(kernels_.sum_folds, {planes, 1, kBlockThreads}, context));
+    return Fetch(reinterpret_cast<uint64_t>(context.folded), planes * sizeof(uint32_t), 0);
+  }));
+  const auto* const folded = reinterpret_cast<const uint32_t*>(pinned_outputs_.address());
+  return std::accumulate(folded, folded + planes, uint64_t{0});
 }
 
 }  // namespace kvpool

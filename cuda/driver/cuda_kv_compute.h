@@ -58,6 +58,7 @@ class CudaKvCompute final : public KvCompute {
   }
   absl::Status Gather(const scorers::GatherRequest& request) override;
   absl::StatusOr<MergeOutcome> Merge(const scorers::MergeRequest& request) override;
+  absl::StatusOr<uint64_t> Fold(const scorers::FoldRequest& request) override;
 
   // Microseconds on the device's clock.
   struct Times {

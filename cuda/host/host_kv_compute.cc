@@ -1,6 +1,7 @@
 // KvCompute in host memory: runs the same kernel bodies as a GPU on a number of cores.
 #include <cstring>
 #include <new>
+#include <numeric>
 #include <vector>
 
 #include "cuda/kv_compute.h"
@@ -92,6 +93,14 @@ class HostKvCompute final : public KvCompute {
     const uint32_t planes = request.gather.from.shape.planes();
     return MergeOutcome{.thresholds = {context.thresholds, context.thresholds + planes},
                         .merged = {context.merged, context.merged + planes}};
+  }
+
+  absl::StatusOr<uint64_t> Fold(const scorers::FoldRequest& request) override {
+    scorers::FoldContext context{.request = request};
+    GrowWorkspace(scorers::ArrangeFold(0, &context));
+    scorers::ArrangeFold(workspace_->address(), &context);
+    scorers::Fold(context, &workers_);
+    return std::accumulate(context.folded, context.folded + request.from.shape.planes(), uint64_t{0});
   }
 
  private:

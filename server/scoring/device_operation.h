@@ -5,7 +5,8 @@
 //   scored     scores of each rank's heads                            the runner of its device, under no lock
 //   answered   ranks joined, victims chosen, `result` filled          the runner that did the last part
 //   gathered   Compact: rows that stay are in their blocks;           the runner of each rank's device
-//              Select: positions written to blocks, if asked for
+//              tokens that leave added to a state, positions of a
+//              Select written to blocks, if asked for
 //   over       holds given back, answered, parked verbs resumed       the last runner, under the mutex
 //
 // From prepared to over the operation is counted in Session::device_operations: as long as it is, no end of
@@ -93,13 +94,14 @@ struct RankOutcome {
   // PlanBudgets: one for each layer, and one for each plane. The first sequence's come first.
   std::vector<scorers::AttentionSpread> spreads;
   std::vector<double> densities;
-  MergeOutcome merge;  // Compact with DISPOSITION_MERGE, once its rows are moved.
+  MergeOutcome merge;   // Compact with DISPOSITION_MERGE, once its rows are moved.
+  uint64_t folded = 0;  // With DISPOSITION_LESS: tokens added to the rank's state, summed over planes.
 };
 
 struct RankWork {
   DeviceRunner* runner = nullptr;               // The runner of the rank's device; ranks may share one.
   std::vector<uint64_t> destination_addresses;  // DeviceOperation::destinations on this device.
-  std::vector<KvPiece> into;                    // Where the positions of a Select go; empty: nowhere.
+  std::vector<KvPiece> into;  // Where the positions of a Select or a Compact's state go; empty: nowhere.
   RankOutcome outcome;
 };
 
@@ -119,6 +121,7 @@ struct DeviceOperation {
   std::vector<scorers::IndexRange> discard;
   uint32_t budget_tokens = 0;
   std::vector<BlockRef> destinations;  // Leased for Compact.
+  StagedSignals less;  // Compact with DISPOSITION_LESS: its weights, then the state before if there is one.
   bool lacks_blocks = false;  // `destinations` can't be leased yet, but may be later: it is not prepared.
 
   // ---- Progress

@@ -163,7 +163,7 @@ void DeviceRunner::Advance(const Operation& operation) {
       return SendParts(operation, /*in_front=*/true);
     }
   } else if (operation->status.ok()) {
-    AnswerMerge(operation.get());
+    AnswerDisposition(operation.get());
   }
   operation->ranks[0].runner->Count(*operation);
   over_(operation);

@@ -72,6 +72,13 @@ std::string KeptDigest(const v1::Compact& compact, uint32_t rows, absl::Span<con
     digest.Add(static_cast<uint32_t>(terms.thresholds_size()));
     for (const float threshold : terms.thresholds()) digest.Add(absl::bit_cast<uint32_t>(threshold));
     digest.Add(absl::bit_cast<uint32_t>(terms.smoothing()));
+  } else if (compact.disposition() == v1::DISPOSITION_LESS) {
+    const v1::LessTerms& terms = compact.less();
+    digest.Add("less");
+    digest.Add(terms.rank());
+    digest.Add(terms.hidden());
+    digest.AddString(terms.weights_name());
+    digest.Add(terms.has_previous() ? 1U : 0U);
   }
   return digest.Take();
 }

@@ -429,7 +429,16 @@ bool Merges(const DeviceOperation& operation) {
          operation.request.compact().disposition() == v1::DISPOSITION_MERGE;
 }
 
-void AnswerMerge(DeviceOperation* operation) {
+bool Folds(const DeviceOperation& operation) {
+  return operation.request.has_compact() && operation.request.compact().disposition() == v1::DISPOSITION_LESS;
+}
+
+void AnswerDisposition(DeviceOperation* operation) {
+  if (Folds(*operation)) {
+    uint64_t folded = 0;
+    for (const RankWork& rank : operation->ranks) folded += rank.outcome.folded;
+    operation->result.mutable_compact()->set_folded_tokens(folded);
+  }
   if (!Merges(*operation)) return;
   const KvShape& shape = operation->sequences[0].shape();
   v1::CompactResult* const result = operation->result.mutable_compact();

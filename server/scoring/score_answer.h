@@ -35,8 +35,10 @@ absl::Status AnswerOperation(DeviceOperation* operation);
 
 // Whether tokens that leave are merged into those that stay.
 bool Merges(const DeviceOperation& operation);
-// Adds what came of a merge to the answer; nothing if there was none. REQUIRES: every rank's rows are moved.
-void AnswerMerge(DeviceOperation* operation);
+// Whether they are added to a state.
+bool Folds(const DeviceOperation& operation);
+// Adds what came of a merge or a fold to the answer; nothing if there was none. REQUIRES: every rank's rows are moved.
+void AnswerDisposition(DeviceOperation* operation);
 
 }  // namespace kvpool
 

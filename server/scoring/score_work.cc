@@ -25,6 +25,56 @@ T* Moved(T* pointer, uint64_t by) {
                             : reinterpret_cast<T*>(reinterpret_cast<uint64_t>(pointer) - kStagingOrigin + by);
 }
 
+// The tokens that stay, of one rank's planes: first[layer * layer_stride + head * head_stride + i].
+struct KeptRows {
+  const uint32_t* first = nullptr;
+  uint64_t layer_stride = 0;
+  uint64_t head_stride = 0;
+};
+KeptRows KeptOf(const DeviceOperation& operation, uint32_t rank) {
+  const SequenceWork& sequence = operation.sequences[0];
+  const uint64_t kept = operation.kept_tokens, heads = sequence.shape().kv_heads;
+  KeptRows rows{.first = operation.kept.data()};
+  if (operation.kept_rows > 1 && sequence.request.scope == scorers::Scope::kLayer) {
+    rows.layer_stride = kept;
+  } else if (operation.kept_rows > 1 && sequence.request.scope == scorers::Scope::kHead) {
+    rows.first += rank * heads * kept;
+    rows.layer_stride = kept * heads * operation.ranks.size();
+    rows.head_stride = kept;
+  }
+  return rows;
+}
+
+// The tokens that leave, likewise.
+struct EvictedRows {
+  std::vector<uint32_t> tokens;
+  uint64_t layer_stride = 0;
+  uint64_t head_stride = 0;
+};
+EvictedRows EvictedOf(const KvShape& shape, const KeptRows& kept, uint32_t kept_tokens) {
+  const uint32_t layers = kept.layer_stride > 0 ? shape.layers : 1;
+  const uint32_t heads = kept.head_stride > 0 ? shape.kv_heads : 1;
+  const uint32_t leaving = shape.tokens - kept_tokens;
+  EvictedRows evicted;
+  evicted.tokens.reserve(size_t{layers} * heads * leaving);
+  for (uint32_t layer = 0; layer < layers; ++layer) {
+    for (uint32_t head = 0; head < heads; ++head) {
+      const uint32_t* stays = kept.first + layer * kept.layer_stride + head * kept.head_stride;
+      const uint32_t* const end = stays + kept_tokens;
+      for (uint32_t token = 0; token < shape.tokens; ++token) {
+        if (stays != end && *stays == token) {
+          ++stays;
+        } else {
+          evicted.tokens.push_back(token);
+        }
+      }
+    }
+  }
+  if (layers > 1) evicted.layer_stride = uint64_t{heads} * leaving;
+  if (heads > 1) evicted.head_stride = leaving;
+  return evicted;
+}
+
 }  // namespace
 
 scorers::Signals Relocate(const scorers::Signals& relative, uint64_t address) {
@@ -180,20 +230,15 @@ absl::Status ScoreWork::Score(DeviceOperation* operation, uint32_t rank) {
 }
 
 absl::Status ScoreWork::Gather(DeviceOperation* operation, uint32_t rank) {
-  const SequenceWork& sequence = operation->sequences[0];
-  const KvShape& shape = sequence.shape();
-  const uint64_t kept = operation->kept_tokens;
-  scorers::GatherRequest gather{.from = sequence.shares[rank].kv,
-                                .to_blocks = operation->ranks[rank].destination_addresses.data(),
-                                .kept = operation->kept.data() + operation->settled,
-                                .kept_tokens = operation->kept_tokens - operation->settled};
-  if (operation->kept_rows > 1 && sequence.request.scope == scorers::Scope::kLayer) {
-    gather.kept_layer_stride = kept;
-  } else if (operation->kept_rows > 1 && sequence.request.scope == scorers::Scope::kHead) {
-    gather.kept += rank * shape.kv_heads * kept;
-    gather.kept_layer_stride = kept * shape.kv_heads * operation->ranks.size();
-    gather.kept_head_stride = kept;
-  }
+  if (Folds(*operation)) RETURN_IF_ERROR(Fold(operation, rank));
+  KeptRows kept = KeptOf(*operation, rank);
+  kept.first += operation->settled;
+  const scorers::GatherRequest gather{.from = operation->sequences[0].shares[rank].kv,
+                                      .to_blocks = operation->ranks[rank].destination_addresses.data(),
+                                      .kept = kept.first,
+                                      .kept_layer_stride = kept.layer_stride,
+                                      .kept_head_stride = kept.head_stride,
+                                      .kept_tokens = operation->kept_tokens - operation->settled};
   if (Merges(*operation)) return Merge(operation, rank, gather);
   return compute_.Gather(gather);
 }
@@ -226,26 +271,11 @@ absl::Status ScoreWork::Merge(DeviceOperation* operation, uint32_t rank,
   as_window.window_products =
       1.0 * gather.kept_tokens * merge.evicted_tokens * shape.planes() * shape.k_head_dim;
   RETURN_IF_ERROR(CheckTime(as_window.window_products, compute_.SecondsFor(as_window)));
-  const uint32_t layers = gather.kept_layer_stride > 0 ? shape.layers : 1;
-  const uint32_t heads = gather.kept_head_stride > 0 ? shape.kv_heads : 1;
-  std::vector<uint32_t> evicted;
-  evicted.reserve(size_t{layers} * heads * merge.evicted_tokens);
-  for (uint32_t layer = 0; layer < layers; ++layer) {
-    for (uint32_t head = 0; head < heads; ++head) {
-      const uint32_t* stays = gather.kept + layer * gather.kept_layer_stride + head * gather.kept_head_stride;
-      const uint32_t* const end = stays + gather.kept_tokens;
-      for (uint32_t token = 0; token < shape.tokens; ++token) {
-        if (stays != end && *stays == token) {
-          ++stays;
-        } else {
-          evicted.push_back(token);
-        }
-      }
-    }
-  }
-  merge.evicted = evicted.data();
-  if (layers > 1) merge.evicted_layer_stride = uint64_t{heads} * merge.evicted_tokens;
-  if (heads > 1) merge.evicted_head_stride = merge.evicted_tokens;
+  const EvictedRows evicted =
+      EvictedOf(shape, {gather.kept, gather.kept_layer_stride, gather.kept_head_stride}, gather.kept_tokens);
+  merge.evicted = evicted.tokens.data();
+  merge.evicted_layer_stride = evicted.layer_stride;
+  merge.evicted_head_stride = evicted.head_stride;
   const v1::MergeTerms& terms = operation->request.compact().merge();
   const auto ranks = static_cast<uint32_t>(operation->ranks.size());
   std::vector<float> thresholds;
@@ -256,6 +286,58 @@ absl::Status ScoreWork::Merge(DeviceOperation* operation, uint32_t rank,
   merge.thresholds = thresholds.empty() ? nullptr : thresholds.data();
   merge.smoothing = terms.smoothing();
   ASSIGN_OR_RETURN(operation->ranks[rank].outcome.merge, compute_.Merge(merge));
+  return absl::OkStatus();
+}
+
+absl::Status ScoreWork::Fold(DeviceOperation* operation, uint32_t rank) {
+  const SequenceWork& sequence = operation->sequences[0];
+  const KvShape& shape = sequence.shape();
+  const v1::LessTerms& terms = operation->request.compact().less();
+  const auto ranks = static_cast<uint32_t>(operation->ranks.size());
+  const KeptRows kept = KeptOf(*operation, rank);
+  const bool by_layer = kept.layer_stride > 0 && shape.layers > 1;
+  const bool by_head = kept.head_stride > 0 && shape.kv_heads > 1;
+  const uint32_t leaving = shape.tokens - operation->kept_tokens;
+  scorers::FoldRequest fold{
+      .from = sequence.shares[rank].kv,
+      .evicted_layer_stride = by_layer ? uint64_t{by_head ? shape.kv_heads : 1} * leaving : 0,
+      .evicted_head_stride = by_head ? leaving : 0,
+      .evicted_tokens = leaving,
+      .features = terms.rank(),
+      .hidden = terms.hidden()};
+  const StagedSignals& arrays = operation->less;
+  const auto previous =
+      arrays.arrays.size() > 1 ? kStagingOrigin : uint64_t{0};  // Not null where it is there.
+  fold.before = reinterpret_cast<const float*>(previous);
+  const uint64_t weight_bytes = shape.planes() * ranks * fold.WeightFloats() * sizeof(float);
+  RETURN_IF_ERROR(
+      scorers::CheckFold(fold, weight_bytes, workspace_limit_bytes_));  // It also bounds the arrays below.
+  // Weights are multiplied with tokens in tiles, as keys are with a window's queries.
+  scorers::ScorePlan as_window;
+  as_window.window_products = scorers::FoldProducts(fold);
+  RETURN_IF_ERROR(CheckTime(as_window.window_products, compute_.SecondsFor(as_window)));
+  const EvictedRows evicted = EvictedOf(shape, kept, operation->kept_tokens);
+  const uint64_t state_bytes = shape.planes() * fold.StateFloats() * sizeof(float);
+  RETURN_IF_ERROR(Reserve(&staging_, arrays.bytes + state_bytes));
+  for (const StagedArray& array : arrays.arrays) {
+    RETURN_IF_ERROR(compute_.Stage(array.by_rank[rank], staging_->address() + array.offset));
+  }
+  const uint64_t state_at = staging_->address() + arrays.bytes;
+  fold.evicted = evicted.tokens.data();
+  fold.weights = reinterpret_cast<const float*>(staging_->address() + arrays.arrays[0].offset) +
+                 rank * shape.kv_heads * fold.WeightFloats();
+  fold.weights_head_stride = fold.WeightFloats();
+  fold.weights_layer_stride = ranks * shape.kv_heads * fold.WeightFloats();
+  if (fold.before != nullptr) {
+    fold.before = reinterpret_cast<const float*>(staging_->address() + arrays.arrays[1].offset);
+  }
+  fold.state = reinterpret_cast<float*>(state_at);
+  ASSIGN_OR_RETURN(operation->ranks[rank].outcome.folded, compute_.Fold(fold));
+  uint64_t from = state_at;
+  for (const KvPiece& to : operation->ranks[rank].into) {
+    RETURN_IF_ERROR(compute_.Stage({{.address = from, .bytes = to.bytes, .in_block = true}}, to.address));
+    from += to.bytes;
+  }
   return absl::OkStatus();
 }
 

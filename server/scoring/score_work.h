@@ -35,7 +35,7 @@ class ScoreWork {
   // RESOURCE_EXHAUSTED: it needs more workspace than the limit, or would multiply for longer. INVALID_ARGUMENT: the
   // budget is below what is protected.
   absl::Status Score(DeviceOperation* operation, uint32_t rank);
-  // RESOURCE_EXHAUSTED: a merge is too large, or needs more workspace than the limit.
+  // RESOURCE_EXHAUSTED: a merge or a fold is too large, or needs more workspace than the limit.
   absl::Status Gather(DeviceOperation* operation, uint32_t rank);
   // Writes the rank's positions of a selection to its blocks.
   absl::Status PutPositions(const DeviceOperation& operation, uint32_t rank);
@@ -51,6 +51,7 @@ class ScoreWork {
   absl::Status ScoreSequence(const Part& part, const WantedScores& wanted, RankOutcome* outcome);
   // `gather` is this rank's.
   absl::Status Merge(DeviceOperation* operation, uint32_t rank, const scorers::GatherRequest& gather);
+  absl::Status Fold(DeviceOperation* operation, uint32_t rank);
   absl::Status StageSignals(const Part& part, scorers::Signals* staged);
   // Fills records_ and runs_ for the sequence, and counts the blocks that are to be read.
   absl::Status FindFeatures(const Part& part, uint32_t* blocks_read);

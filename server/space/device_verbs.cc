@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "cuda/scorers/fold.h"
 #include "cuda/scorers/policies/registry.h"
 #include "proto/support/check.h"
 #include "proto/support/status_macros.h"
@@ -374,6 +375,7 @@ absl::Status DeviceVerbs::PrepareCompact(Turn& turn, const v1::Compact& compact,
   const uint64_t planes =
       uint64_t{shape.planes()} * operation->ranks.size();  // Each has a threshold in an answer.
   if (merges) RETURN_IF_ERROR(CheckThresholds(compact.merge(), planes));
+  if (compact.has_less()) RETURN_IF_ERROR(StageLess(turn, compact.less(), operation));
   uint32_t kept = 0, settled = 0;  // Tokens at the start that stay where they are.
   uint32_t rows = 1;
   if (compact.has_keep()) {
@@ -407,6 +409,33 @@ absl::Status DeviceVerbs::PrepareCompact(Turn& turn, const v1::Compact& compact,
   if (kept == shape.tokens) return absl::OkStatus();  // Nothing moves.
   const uint32_t per_block = shape.tokens_per_block;
   return LeaseDestinations(turn, (kept + per_block - 1) / per_block - settled / per_block, operation);
+}
+
+absl::Status DeviceVerbs::StageLess(Turn& turn, const v1::LessTerms& terms, DeviceOperation* operation) {
+  const Session& session = *operation->session;
+  const scorers::FoldRequest request{
+      .from = operation->sequences[0].shares[0].kv, .features = terms.rank(), .hidden = terms.hidden()};
+  const uint64_t planes = request.from.shape.planes();
+  const ArrayShape weights = {
+      .bytes = planes * operation->ranks.size() * request.WeightFloats() * sizeof(float),
+      .element_bytes = sizeof(float)};
+  const ArrayShape state = {.bytes = planes * request.StateFloats() * sizeof(float),
+                            .element_bytes = sizeof(float),
+                            .of_heads = true};
+  // Which layouts it takes. How many tokens leave is known when they are chosen.
+  RETURN_IF_ERROR(scorers::CheckFold(request, /*weight_bytes=*/0, /*most_bytes=*/UINT64_MAX));
+  RETURN_IF_ERROR(
+      StageData(turn, session, "compact.less.weights", terms.weights(), weights, &operation->less).status());
+  if (terms.has_previous()) {
+    RETURN_IF_ERROR(
+        StageData(turn, session, "compact.less.previous", terms.previous(), state, &operation->less)
+            .status());
+  }
+  RETURN_IF_ERROR(CheckInBlocks(turn, session, "compact.less.state", terms.state(), state));
+  for (size_t rank = 0; rank < operation->ranks.size(); ++rank) {
+    ASSIGN_OR_RETURN(operation->ranks[rank].into, PiecesOf(turn, session, terms.state(), state.bytes, rank));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status DeviceVerbs::LeaseDestinations(Turn& turn, uint32_t count, DeviceOperation* operation) {

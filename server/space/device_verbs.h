@@ -77,6 +77,8 @@ class DeviceVerbs {
   // on every rank.
   absl::Status PlanWork(const ScoreTerms& terms, SequenceWork* work) const;
   absl::Status PreparePlanBudgets(Turn& turn, const v1::PlanBudgets& plan, DeviceOperation* operation);
+  // Checks the arrays of a state and notes where they are.
+  absl::Status StageLess(Turn& turn, const v1::LessTerms& terms, DeviceOperation* operation);
   absl::Status LeaseDestinations(Turn& turn, uint32_t count, DeviceOperation* operation);
   // Gives back holds of the operation, the last ones first.
   absl::Status Release(Turn& turn, const DeviceOperation& operation, absl::Span<const BlockRef> refs);

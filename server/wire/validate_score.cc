@@ -8,6 +8,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "cuda/scorers/parts/fold_rows.h"
 #include "cuda/scorers/parts/signals.h"
 #include "kvpool/v1/layout.pb.h"
 #include "proto/support/block_ref.h"
@@ -26,6 +27,7 @@ constexpr size_t kMaxSettingBytes = 256;
 constexpr int kMaxSignals = std::size(scorers::kSignals);
 constexpr int kMaxRanges = 1024;
 constexpr uint32_t kMaxHiddenDim = 65536;
+constexpr size_t kMaxWeightsNameBytes = 64;
 constexpr size_t kMaxEpisodeNameBytes = 128;
 constexpr int kMaxEmbeddingDim = 4096;
 
@@ -175,12 +177,16 @@ absl::Status Check(const v1::Reductions& reductions) {
 
 // Checks the fields that the scoring verbs have in common.
 template <typename Request>
+absl::Status CheckScoring(const Request& request, uint32_t groups, NamedBlocks* named) {
+  RETURN_IF_ERROR(Check(request.sequence(), groups, named));
+  RETURN_IF_ERROR(Check(request.policy()));
+  RETURN_IF_ERROR(Check(request.signals(), named));
+  return Check(request.reductions());
+}
+template <typename Request>
 absl::Status CheckScoring(const Request& request, uint32_t groups) {
   NamedBlocks named;
-  RETURN_IF_ERROR(Check(request.sequence(), groups, &named));
-  RETURN_IF_ERROR(Check(request.policy()));
-  RETURN_IF_ERROR(Check(request.signals(), &named));
-  return Check(request.reductions());
+  return CheckScoring(request, groups, &named);
 }
 
 absl::Status CheckRanges(const std::string& field,
@@ -253,6 +259,26 @@ absl::Status CheckMergeTerms(const v1::Compact& compact) {
   return absl::OkStatus();
 }
 
+absl::Status CheckLessTerms(const v1::Compact& compact, NamedBlocks* named) {
+  const bool folds = compact.disposition() == v1::DISPOSITION_LESS;
+  if (compact.has_less() != folds) {
+    return Invalid(absl::StrCat("compact.less goes with DISPOSITION_LESS, and that with it; disposition is ",
+                                v1::Disposition_Name(compact.disposition()), ", and less is ",
+                                folds ? "absent" : "there"));
+  }
+  if (!folds) return absl::OkStatus();
+  const v1::LessTerms& terms = compact.less();
+  RETURN_IF_ERROR(CheckKnown("compact.less", terms));
+  RETURN_IF_ERROR(CheckRange("compact.less.rank", terms.rank(), 1, scorers::FoldTile::kMostFeatures));
+  RETURN_IF_ERROR(CheckRange("compact.less.hidden", terms.hidden(), 1, scorers::FoldTile::kMostHidden));
+  RETURN_IF_ERROR(CheckSize("compact.less.weights_name", terms.weights_name(), 1, kMaxWeightsNameBytes));
+  RETURN_IF_ERROR(Check("compact.less.weights", terms.weights(), /*counted=*/false, named));
+  if (terms.has_previous()) {
+    RETURN_IF_ERROR(Check("compact.less.previous", terms.previous(), /*counted=*/false, named));
+  }
+  return CheckInto("compact.less.state", terms.state(), named);
+}
+
 absl::Status CheckKeep(const v1::Compact& compact) {
   const RepeatedField<uint32_t>& positions = compact.keep().positions();
   RETURN_IF_ERROR(CheckKnown("compact.keep", compact.keep()));
@@ -319,11 +345,13 @@ absl::Status ValidatePrune(const v1::Prune& prune, uint32_t groups) {
 
 absl::Status ValidateCompact(const v1::Compact& compact, uint32_t groups) {
   RETURN_IF_ERROR(CheckKnown("compact", compact));
-  RETURN_IF_ERROR(CheckScoring(compact, groups));
+  NamedBlocks named;
+  RETURN_IF_ERROR(CheckScoring(compact, groups, &named));
   RETURN_IF_ERROR(CheckEnum("compact.scope", v1::Scope_IsValid(compact.scope()), compact.scope()));
   RETURN_IF_ERROR(CheckEnum("compact.disposition", v1::Disposition_IsValid(compact.disposition()),
                             compact.disposition()));
   RETURN_IF_ERROR(CheckMergeTerms(compact));
+  RETURN_IF_ERROR(CheckLessTerms(compact, &named));
   switch (compact.choice_case()) {
     case v1::Compact::kBudgetTokens:
       RETURN_IF_ERROR(CheckRange("compact.budget_tokens", compact.budget_tokens(), 1, kMaxSequenceTokens));

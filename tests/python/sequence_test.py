@@ -1,6 +1,7 @@
 """Live sequences: keys that stay true, budgets, and policies over what an engine tells."""
 
 import gc
+import math
 
 import numpy as np
 import pytest
@@ -152,6 +153,54 @@ def test_compact_merges(session):
                              (dict(again, merge_smoothing=2), "must be 0 to 1")):
             with pytest.raises(kvpool.InvalidArgumentError, match=words):
                 sequence.compact(keep=[0], **wrong)
+
+
+def test_compact_adds_to_a_state(session):
+    """Against the formulas of LESS in float64, and again, added to the state before."""
+    layers, heads, dim, rank, hidden = 2, 3, 8, 3, 5
+    rng = np.random.default_rng(3)
+    shapes = ((dim, hidden), (hidden, rank), (rank, rank))
+    weights = rng.normal(size=(layers, heads, sum(a * b for a, b in shapes))).astype(np.float32)
+    gelu = np.vectorize(lambda x: x / 2 * (1 + math.erf(x / math.sqrt(2))))
+
+    def state_of(k, v, gone):
+        """[layers, heads, rank, dim + 1] of keys and values [layers, tokens, heads, dim]."""
+        state = np.zeros((layers, heads, rank, dim + 1))
+        for layer, head in np.ndindex(layers, heads):
+            w1, w2, w3 = (w.reshape(shape) for w, shape in zip(
+                np.split(weights[layer, head].astype(np.float64), np.cumsum([a * b for a, b in shapes])[:2]), shapes))
+            psi = np.abs(gelu(gelu(k[layer, gone, head] @ w1) @ w2) @ w3)
+            state[layer, head] = psi.T @ np.c_[v[layer, gone, head], np.ones(len(gone))]
+        return state
+
+    with (kvpool.LiveSequence(session) as sequence, kvpool.BlockArray(session, 1024) as first,
+          kvpool.BlockArray(session, 1024) as second):
+        grow(session, sequence, range(40), value=lambda token: rng.normal(size=(layers, heads, dim)))
+        k, v = (np.asarray(array)[sequence.ids].swapaxes(0, 1).reshape(layers, -1, heads, dim).astype(np.float64)
+                for array in (session.k(blocks=session.max_blocks), session.v(blocks=session.max_blocks)))
+
+        def written(array):
+            memory = np.asarray(session.k(blocks=session.max_blocks))[array.blocks.ids[0], 0].reshape(-1)
+            return memory[2:2 + layers * heads * rank * (dim + 1)].reshape(layers, heads, rank, dim + 1)
+
+        terms = dict(rank=rank, hidden=hidden, weights=weights, weights_name=b"random", state_offset=8)
+        kept = [0, 5, *range(20, 40)]
+        gone = [token for token in range(40) if token not in kept]
+        done = sequence.compact(keep=kept, disposition="less", less=kvpool.LessTerms(state=first, **terms))
+        assert done.folded_tokens == len(gone) * layers * heads and sequence.tokens == len(kept)
+        expected = state_of(k, v, gone)
+        np.testing.assert_allclose(written(first), expected, rtol=1e-4, atol=1e-4)
+        again = kvpool.LessTerms(state=second, previous=first, previous_offset=8, **terms)
+        digest = sequence.compact(keep=[0, 1], disposition="less", less=again).kept_digest
+        assert len(digest) == 32
+        np.testing.assert_allclose(written(second), expected + state_of(k, v, kept[2:]), rtol=1e-4, atol=1e-4)
+        for wrong, words in ((dict(disposition="less"), "and less is absent"), (dict(less=again), "and less is there"),
+                             (dict(disposition="less", less=kvpool.LessTerms(state=second, **{**terms, "rank": 4})),
+                              "weights.inlined has 1536 bytes; this sequence needs 1824")):
+            with pytest.raises(kvpool.InvalidArgumentError, match=words):
+                sequence.compact(keep=[0], **wrong)
+        with pytest.raises(TypeError, match="state is 'there'; must be a BlockArray"):
+            kvpool.LessTerms(state="there", **terms)
 
 
 def test_views_survive_a_prune(daemon):

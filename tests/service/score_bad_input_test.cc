@@ -143,6 +143,64 @@ TEST_F(ScoreBadInputTest, RangesAndPositions) {
   Refused(operation, kInvalidArgument, "neither token_scores nor block_scores");
 }
 
+TEST_F(ScoreBadInputTest, States) {
+  const std::vector<uint64_t> states = engine_->Lease(2);
+  v1::Operation operation = CompactOp(blocks_, 16);
+  v1::Compact* const compact = operation.mutable_compact();
+  compact->set_disposition(v1::DISPOSITION_LESS);
+  Refused(operation, kInvalidArgument, "disposition is DISPOSITION_LESS, and less is absent");
+  v1::LessTerms* const terms = compact->mutable_less();
+  compact->set_disposition(v1::DISPOSITION_DROP);
+  Refused(operation, kInvalidArgument, "disposition is DISPOSITION_DROP, and less is there");
+  compact->set_disposition(v1::DISPOSITION_LESS);
+  Refused(operation, kInvalidArgument, "compact.less.rank is 0; must be 1 to 64");
+  terms->set_rank(65);
+  Refused(operation, kInvalidArgument, "compact.less.rank is 65; must be 1 to 64");
+  terms->set_rank(2);
+  terms->set_hidden(513);
+  Refused(operation, kInvalidArgument, "compact.less.hidden is 513; must be 1 to 512");
+  terms->set_hidden(3);
+  Refused(operation, kInvalidArgument, "compact.less.weights_name has 0 bytes; must have 1 to 64");
+  terms->set_weights_name(std::string(65, 'a'));
+  Refused(operation, kInvalidArgument, "compact.less.weights_name has 65 bytes");
+  terms->set_weights_name("a");
+  Refused(operation, kInvalidArgument, "compact.less.weights has 0 bytes inlined and 0 blocks");
+  // 4 planes of 4 * 3 + 3 * 2 + 2 * 2 floats.
+  terms->mutable_weights()->set_inlined(std::string(348, 0));
+  Refused(operation, kInvalidArgument, "compact.less.state.blocks is 0; must be 1 to");
+  terms->mutable_state()->add_blocks(states[0]);
+  Refused(operation, kInvalidArgument, "compact.less.weights.inlined has 348 bytes; this sequence needs 352");
+  terms->mutable_weights()->set_inlined(std::string(352, 0));
+  terms->mutable_previous()->set_inlined(std::string(156, 0));
+  Refused(operation, kInvalidArgument,
+          "compact.less.previous.inlined has 156 bytes; this sequence needs 160");
+  terms->clear_previous();
+  // 4 planes of 2 * (4 + 1) floats.
+  terms->mutable_state()->set_offset_bytes(kScoredBlockBytes - 156);
+  Refused(operation, kInvalidArgument,
+          "compact.less.state: 1 blocks of 65536 bytes do not hold the 160 bytes");
+  terms->mutable_state()->set_offset_bytes(2);
+  Refused(operation, kInvalidArgument, "compact.less.state.offset_bytes is 2; must be a multiple of 4");
+  terms->mutable_state()->set_offset_bytes(0);
+  terms->mutable_state()->set_bytes(160);
+  Refused(operation, kInvalidArgument, "compact.less.state.bytes is 160; must be 0");
+  terms->mutable_state()->clear_bytes();
+  terms->mutable_state()->add_blocks(states[0]);
+  Refused(operation, kInvalidArgument, "compact.less.state.blocks names block");
+  terms->mutable_state()->mutable_blocks()->Truncate(1);
+  terms->mutable_previous()->add_blocks(states[0]);
+  Refused(operation, kInvalidArgument, "twice, or one that something else is read from");
+  terms->mutable_previous()->set_blocks(0, states[1]);
+  terms->mutable_weights()->clear_inlined();
+  terms->mutable_weights()->add_blocks(states[1]);  // What is only read may be read twice.
+  terms->mutable_state()->set_blocks(0, blocks_[0]);
+  Refused(operation, kInvalidArgument, "compact.less.state.blocks names block");
+  engine_->Release({states[0]});
+  terms->mutable_state()->set_blocks(0, states[0]);
+  EXPECT_NE(Run(engine_.get(), operation).code(), 0) << "the block is not held";
+  EXPECT_NE(Run(engine_.get(), operation).message().find("compact.less.state.blocks[0]"), std::string::npos);
+}
+
 TEST_F(ScoreBadInputTest, Signals) {
   v1::Operation operation = ScoreOp(blocks_);
   v1::Signals* signals = operation.mutable_score()->mutable_signals();
@@ -250,6 +308,15 @@ TEST_F(ScoreBadInputTest, AnOperationBeyondTheWorkspaceSaysWhatItNeeds) {
   merge.mutable_compact()->mutable_keep()->add_positions(5);
   merge.mutable_compact()->set_disposition(v1::DISPOSITION_MERGE);
   Refused(merge, kResourceExhausted, "merging needs 512 bytes of workspace on the device; the limit is 100");
+  merge.mutable_compact()->set_disposition(v1::DISPOSITION_LESS);
+  v1::LessTerms* const terms = merge.mutable_compact()->mutable_less();
+  terms->set_rank(1);
+  terms->set_hidden(1);
+  terms->set_weights_name("a");
+  terms->mutable_weights()->set_inlined(std::string(4 * 6 * sizeof(float), 0));
+  terms->mutable_state()->add_blocks(engine_->Lease(1)[0]);
+  Refused(merge, kResourceExhausted,
+          "adding tokens to a state needs 316 bytes on the device, 96 of them for weights; the limit is 100");
 }
 
 // What others would wait for is refused before it begins.

@@ -298,6 +298,58 @@ TEST_F(ScoreRanksTest, CompactGathersTheSameTokensOnEveryRank) {
   }
 }
 
+TEST_F(ScoreRanksTest, StatesAreThoseOfTheHeadsOfAllRanks) {
+  constexpr uint32_t kRank = 3, kHidden = 5, kOfPlane = kRank * (kDim + 1);
+  std::vector<float> weights(size_t{kLayers} * kAllHeads *
+                             (kDim * kHidden + kHidden * kRank + kRank * kRank));
+  for (float& x : weights) x = Uniform() * 2 - 1;
+  const Refs states[] = {whole_->Lease(2), ranked_->Lease(2)};
+  for (const v1::Scope scope : {v1::SCOPE_SEQUENCE, v1::SCOPE_LAYER, v1::SCOPE_HEAD}) {
+    v1::Operation whole = CompactOp(whole_blocks_, 9), ranked = CompactOp(ranked_blocks_, 9);
+    v1::CompactResult results[2];
+    for (v1::Operation* operation : {&whole, &ranked}) {
+      const bool is_whole = operation == &whole;
+      const Refs& own = states[is_whole ? 0 : 1];
+      v1::Compact* compact = operation->mutable_compact();
+      compact->mutable_sequence()->set_last_block_tokens(kTokens - 1);
+      compact->set_scope(scope);
+      compact->set_keep_sources(true);
+      compact->mutable_policy()->set_name("inverse_key_l2");
+      compact->set_disposition(v1::DISPOSITION_LESS);
+      v1::LessTerms* const terms = compact->mutable_less();
+      terms->set_rank(kRank);
+      terms->set_hidden(kHidden);
+      terms->set_weights_name("random");
+      terms->mutable_weights()->set_inlined(weights.data(), weights.size() * sizeof(float));
+      terms->mutable_state()->add_blocks(own[0]);
+      Engine* const engine = is_whole ? whole_.get() : ranked_.get();
+      RunOk(engine, *operation);
+      // Once more, added to that.
+      terms->mutable_previous()->add_blocks(own[0]);
+      terms->mutable_state()->set_blocks(0, own[1]);
+      results[is_whole ? 0 : 1] = RunOk(engine, *operation).compact();
+    }
+    EXPECT_EQ(results[0].folded_tokens(), results[1].folded_tokens());
+    EXPECT_EQ(results[0].folded_tokens(), kLayers * kAllHeads * (kSequenceTokens - 9));
+    EXPECT_EQ(results[0].kept_digest(), results[1].kept_digest());
+    for (int state = 0; state < 2; ++state) {
+      for (uint32_t layer = 0; layer < kLayers; ++layer) {
+        for (uint32_t head = 0; head < kAllHeads; ++head) {
+          const float* const of_rank = OfRanks(states[1][state], false, 0, 0, head / kHeads * kHeads, 0) +
+                                       (layer * kHeads + head % kHeads) * kOfPlane;
+          const float* const of_whole =
+              OfWhole(states[0][state], false, 0, 0, 0, 0) + (layer * kAllHeads + head) * kOfPlane;
+          for (uint32_t i = 0; i < kOfPlane; ++i) {
+            EXPECT_EQ(of_rank[i], of_whole[i])
+                << v1::Scope_Name(scope) << ", layer " << layer << ", head " << head;
+          }
+          EXPECT_GT(of_whole[kDim], 0);
+        }
+      }
+    }
+  }
+}
+
 TEST_F(ScoreRanksTest, SelectionsAreThoseOfTheHeadsOfAllRanks) {
   const Both signals = Everything();
   v1::Operation whole, ranked;

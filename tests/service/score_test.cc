@@ -391,6 +391,103 @@ TEST_F(ScoreTest, AMergeWithinItsBudgetOrAfterADeviceErrorLeavesAllAsItWas) {
   EXPECT_EQ(Run(engine.get(), operation).compact().merged_tokens(), 11 * kLayers * kHeads);
 }
 
+// Keys are all 1, and so are the weights but the last: psi is 2 gelu(gelu(4)) for every token.
+TEST_F(ScoreTest, ACompactAddsWhatLeavesToAState) {
+  StartScoring(1);
+  const auto engine = OpenScored();
+  const Refs blocks = engine->Lease(3), states = engine->Lease(2);
+  Write(blocks[0], {1, 2, 3, 4});
+  Write(blocks[1], {5, 6, 7, 8});
+  Write(blocks[2], {9, 10, 11, 12});
+  const auto gelu = [](double x) { return x / 2 * (1 + std::erf(x / std::sqrt(2.0))); };
+  const double psi = 2 * gelu(gelu(4));
+  const auto state_of = [&](uint64_t ref, uint32_t plane) {
+    const float* const at = Element(ref, false, 0, 0, 0, 0) + 2 + plane * (kDim + 1);
+    return std::vector<float>(at, at + kDim + 1);
+  };
+  const auto expect_state = [&](uint64_t ref, double values, double tokens) {
+    for (uint32_t plane = 0; plane < kLayers * kHeads; ++plane) {
+      const std::vector<float> state = state_of(ref, plane);
+      for (uint32_t dim = 0; dim < kDim; ++dim) EXPECT_NEAR(state[dim], psi * values, 1e-5 * psi * values);
+      EXPECT_NEAR(state[kDim], psi * tokens, 1e-5 * psi * tokens);
+    }
+  };
+  v1::Operation operation = CompactOp(blocks, 1);
+  v1::Compact* const compact = operation.mutable_compact();
+  const auto keep = [&](const std::vector<uint32_t>& positions) {
+    compact->mutable_keep()->mutable_positions()->Assign(positions.begin(), positions.end());
+  };
+  keep({0, 1, 2, 3, 7});
+  compact->set_keep_sources(true);
+  compact->set_disposition(v1::DISPOSITION_LESS);
+  v1::LessTerms* const terms = compact->mutable_less();
+  terms->set_rank(1);
+  terms->set_hidden(1);
+  terms->set_weights_name("ones");
+  std::vector<float> weights;
+  for (uint32_t plane = 0; plane < kLayers * kHeads; ++plane)
+    weights.insert(weights.end(), {1, 1, 1, 1, 1, -2});
+  terms->mutable_weights()->set_inlined(weights.data(), weights.size() * sizeof(float));
+  terms->mutable_state()->add_blocks(states[0]);
+  terms->mutable_state()->set_offset_bytes(8);
+  const v1::OperationResult answer = Run(engine.get(), operation);
+  ASSERT_EQ(answer.code(), 0) << answer.message();
+  EXPECT_EQ(answer.compact().folded_tokens(), 7 * kLayers * kHeads);
+  EXPECT_EQ(ValueAt(answer.compact().table(1), 0), 8);
+  expect_state(states[0], 5 + 6 + 7 + 9 + 10 + 11 + 12, 7);
+  v1::Operation dropping = operation;
+  dropping.mutable_compact()->set_disposition(v1::DISPOSITION_DROP);
+  dropping.mutable_compact()->clear_less();
+  EXPECT_NE(Run(engine.get(), dropping).compact().kept_digest(), answer.compact().kept_digest());
+  terms->set_weights_name("others");
+  const v1::CompactResult renamed = Run(engine.get(), operation).compact();
+  EXPECT_NE(renamed.kept_digest(), answer.compact().kept_digest());
+
+  // Nothing moves, and what leaves is added to the state before, which keeps its bytes.
+  compact->set_keep_sources(false);
+  keep({0, 1, 2, 3, 4, 5, 6, 7});
+  terms->mutable_previous()->add_blocks(states[0]);
+  terms->mutable_previous()->set_offset_bytes(8);
+  terms->mutable_state()->set_blocks(0, states[1]);
+  const v1::CompactResult settled = Run(engine.get(), operation).compact();
+  EXPECT_EQ(settled.moved_from_block(), 2);
+  EXPECT_EQ(settled.folded_tokens(), 4 * kLayers * kHeads);
+  expect_state(states[1], 60 + 42, 7 + 4);
+  expect_state(states[0], 60, 7);
+
+  // Where nothing leaves the state is copied.
+  *Element(states[1], false, 0, 0, 0, 0) = -1;
+  compact->mutable_sequence()->mutable_blocks()->Truncate(2);
+  const v1::CompactResult none = Run(engine.get(), operation).compact();
+  EXPECT_EQ(none.folded_tokens(), 0);
+  EXPECT_EQ(none.kept_digest(), "");
+  expect_state(states[1], 60, 7);
+}
+
+TEST_F(ScoreTest, AStateThatCannotBeWrittenLeavesAllAsItWas) {
+  StartScoring(1);
+  const auto engine = OpenScored();
+  const Refs blocks = LeaseWith(engine.get(), {1, 2, 3}), state = engine->Lease(1);
+  v1::Operation operation = CompactOp(blocks, 4);
+  v1::Compact* const compact = operation.mutable_compact();
+  compact->mutable_protection();
+  compact->set_disposition(v1::DISPOSITION_LESS);
+  v1::LessTerms* const terms = compact->mutable_less();
+  terms->set_rank(1);
+  terms->set_hidden(1);
+  terms->set_weights_name("none");
+  terms->mutable_weights()->set_inlined(std::string(kLayers * kHeads * (kDim + 2) * sizeof(float), 0));
+  terms->mutable_state()->add_blocks(state[0]);
+  hold_.FailWith(absl::InternalError("the kernel did not start"));
+  EXPECT_EQ(Run(engine.get(), operation).code(), static_cast<int>(absl::StatusCode::kInternal));
+  EXPECT_EQ(Blocks().leased(), 5);
+  hold_.FailWith(absl::OkStatus());
+  const v1::OperationResult answer = Run(engine.get(), operation);
+  EXPECT_EQ(answer.code(), 0) << answer.message();
+  EXPECT_EQ(answer.compact().folded_tokens(), 8 * kLayers * kHeads);
+  EXPECT_EQ(engine->Release(state).refused_size(), 0);
+}
+
 TEST_F(ScoreTest, ACompactWhoseDestinationsFallShortChangesNothing) {
   StartScoring(1);
   const auto engine = OpenScored();

@@ -35,6 +35,10 @@ class HeldKvCompute final : public KvCompute {
     RETURN_IF_ERROR(hold_.Pass());
     return compute_->Merge(request);
   }
+  absl::StatusOr<uint64_t> Fold(const scorers::FoldRequest& request) override {
+    RETURN_IF_ERROR(hold_.Pass());
+    return compute_->Fold(request);
+  }
 
  private:
   const std::unique_ptr<KvCompute> compute_;

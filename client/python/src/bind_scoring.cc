@@ -97,6 +97,7 @@ v1::Compact CompactRequestOf(nb::handle scorer, const CompactArguments& argument
     terms.mutable_thresholds()->Add(arguments.merge_thresholds.begin(), arguments.merge_thresholds.end());
     terms.set_smoothing(arguments.merge_smoothing);
   }
+  if (arguments.less != nullptr) *request.mutable_less() = arguments.less->proto;
   return request;
 }
 
@@ -191,6 +192,37 @@ PySignal MakeSignal(const std::string& kind, nb::handle values, bool per_layer, 
   if (!nb::try_cast(values, array)) throw nb::type_error("a signal is an array of float32, or a BlockArray");
   SetInlined(array.data(), array.nbytes(), signal.proto.mutable_data());
   return signal;
+}
+
+// An array of floats, or one in blocks.
+v1::Data FloatsOf(const std::string& field, nb::handle values, uint64_t offset, PyLessTerms* terms) {
+  v1::Data data;
+  if (nb::isinstance<PyBlockArray>(values)) {
+    const PyBlockArray& array = nb::cast<const PyBlockArray&>(values);
+    terms->keeps.push_back(array.object());
+    return array.Data(offset);
+  }
+  CheckUnset(field.c_str(), IfSet(offset));
+  FloatArray array;
+  if (!nb::try_cast(values, array)) throw TypeErrorOf(field, values, "an array of float32, or a BlockArray");
+  SetInlined(array.data(), array.nbytes(), &data);
+  return data;
+}
+
+PyLessTerms MakeLessTerms(uint32_t rank, uint32_t hidden, nb::handle weights, const nb::bytes& weights_name,
+                          nb::handle state, nb::handle previous, uint64_t weights_offset,
+                          uint64_t state_offset, uint64_t previous_offset) {
+  PyLessTerms terms;
+  terms.proto.set_rank(rank);
+  terms.proto.set_hidden(hidden);
+  terms.proto.set_weights_name(weights_name.c_str(), weights_name.size());
+  *terms.proto.mutable_weights() = FloatsOf("weights", weights, weights_offset, &terms);
+  *terms.proto.mutable_state() = ArrayOf("state", state, state_offset);
+  terms.keeps.push_back(nb::borrow(state));
+  if (!previous.is_none()) {
+    *terms.proto.mutable_previous() = FloatsOf("previous", previous, previous_offset, &terms);
+  }
+  return terms;
 }
 
 PyQueryWindow MakeWindow(nb::handle data, std::optional<uint32_t> queries, std::optional<uint32_t> q_heads,
@@ -338,6 +370,30 @@ void BindSignals(nb::module_& module) {
           "each of which sees all of it.");
 }
 
+void BindLessTerms(nb::module_& module) {
+  nb::class_<PyLessTerms>(
+      module, "LessTerms",
+      "Weights and states of a compact's disposition 'less'; see LessTerms in score.proto.")
+      .def(
+          "__init__",
+          [](PyLessTerms* self, uint32_t rank, uint32_t hidden, nb::handle weights,
+             const nb::bytes& weights_name, nb::handle state, nb::handle previous, uint64_t weights_offset,
+             uint64_t state_offset, uint64_t previous_offset) {
+            new (self) PyLessTerms(MakeLessTerms(rank, hidden, weights, weights_name, state, previous,
+                                                 weights_offset, state_offset, previous_offset));
+          },
+          nb::kw_only(), nb::arg("rank"), nb::arg("hidden"), nb::arg("weights"), nb::arg("weights_name"),
+          nb::arg("state"), nb::arg("previous").none() = nb::none(), nb::arg("weights_offset") = 0,
+          nb::arg("state_offset") = 0, nb::arg("previous_offset") = 0,
+          nb::sig("def __init__(self, *, rank: int, hidden: int, weights: typing.Any, weights_name: bytes, "
+                  "state: BlockArray, previous: typing.Any | None = None, weights_offset: int = 0, "
+                  "state_offset: int = 0, previous_offset: int = 0) -> None"),
+          "`weights`: float32, [layers][KV heads of all ranks] of W1 [k_head_dim][hidden], W2 [hidden][rank] "
+          "and\n"
+          "W3 [rank][rank]. `state`, where it is written, and `previous`, which is zeros if it is absent:\n"
+          "float32 [layers][kv_heads][rank][v_head_dim + 1]. Arrays, but for `state`, or BlockArrays.");
+}
+
 void BindScorer(nb::module_& module) {
   nb::class_<PyProtection>(
       module, "Protection",
@@ -379,6 +435,7 @@ v1::Data ArrayOf(const std::string& field, nb::handle array, uint64_t offset) {
 void BindScoring(nb::module_& module) {
   BindBlockArray(module);
   BindSignals(module);
+  BindLessTerms(module);
   BindScorer(module);
 }
 

@@ -62,6 +62,12 @@ struct PruneArguments {
 };
 v1::Prune PruneRequestOf(nb::handle scorer, const PruneArguments& arguments, const WhateverScore& ranges);
 
+// Weights and states of disposition 'less'.
+struct PyLessTerms {
+  v1::LessTerms proto;
+  std::vector<nb::object> keeps;
+};
+
 struct CompactArguments {
   std::optional<uint32_t> budget_tokens;  // This or `keep` is set.
   std::optional<std::vector<uint32_t>> keep;
@@ -70,6 +76,7 @@ struct CompactArguments {
   std::string disposition;
   std::vector<float> merge_thresholds;  // Only where tokens are merged.
   float merge_smoothing = 0;
+  const PyLessTerms* less = nullptr;  // Only where they are added to a state.
 };
 v1::Compact CompactRequestOf(nb::handle scorer, const CompactArguments& arguments,
                              const WhateverScore& ranges);

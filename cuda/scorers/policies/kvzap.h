@@ -15,6 +15,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "cuda/scorers/parts/gelu.h"
 #include "cuda/scorers/parts/policy.h"
 #include "cuda/scorers/parts/team.h"
 #include "cuda/scorers/parts/token_network.h"
@@ -85,9 +86,6 @@ struct Kvzap {
       scores[t] = params.Is(kOutput, 0) ? static_cast<float>(score) : flag;
     }
   }
-
- private:
-  KVPOOL_HOST_DEVICE static float Gelu(float x) { return 0.5f * x * (1 + erff(x * 0.70710678f)); }
 };
 
 }  // namespace kvpool::scorers

@@ -13,6 +13,7 @@
 #include "cuda/scorers/host/host_team.h"
 #include "cuda/scorers/parts/context.h"
 #include "cuda/scorers/parts/features.h"
+#include "cuda/scorers/parts/fold_rows.h"
 #include "cuda/scorers/parts/gather_rows.h"
 #include "cuda/scorers/parts/merge_rows.h"
 #include "cuda/scorers/parts/reduce.h"
@@ -216,6 +217,30 @@ constexpr auto kMerge =
     },
          [](const ThreadBlock& b, const MergeContext& c) { MergeLayer(HostTeam(), c, b.x, b.y); },
          MergeContext>;
+bool ReachesFold(const FoldContext& c) {
+  const uint64_t planes = c.request.from.shape.planes(), floats = c.request.StateFloats();
+  return Writes(c.sums, planes * c.shares() * floats) && Writes(c.of_share, planes * c.shares()) &&
+         Writes(c.folded, planes) && Writes(c.request.state, planes * floats) &&
+         (c.request.before == nullptr || Reads(c.request.before, planes * floats));
+}
+template <KvDtype dtype>
+constexpr auto kFold = Bind<[](const Grid&, const FoldContext& c) {
+  const FoldRequest& r = c.request;
+  const KvShape& shape = r.from.shape;
+  return ReachesFold(c) && ReachesBlocks(r.from, r.from.blocks, shape.blocks(), PROT_READ) &&
+         Reads(r.evicted, (shape.layers - 1) * r.evicted_layer_stride +
+                              (shape.kv_heads - 1) * r.evicted_head_stride + r.evicted_tokens) &&
+         Reads(r.weights, (shape.layers - 1) * r.weights_layer_stride +
+                              (shape.kv_heads - 1) * r.weights_head_stride + r.WeightFloats());
+},
+                            [](const ThreadBlock& b, const FoldContext& c) {
+                              FoldTile tile;
+                              FoldShare<dtype>(HostTeam(), c, b.x / c.shares(), b.x % c.shares(), &tile);
+                            },
+                            FoldContext>;
+constexpr auto kSumFolds =
+    Bind<[](const Grid&, const FoldContext& c) { return ReachesFold(c); },
+         [](const ThreadBlock& b, const FoldContext& c) { SumFolds(HostTeam(), c, b.x); }, FoldContext>;
 constexpr auto kCopyPieces =
     Bind<[](const Grid& grid, const PieceCopy* pieces) {
       return Reads(pieces, grid.x) && std::all_of(pieces, pieces + grid.x, [](const PieceCopy& piece) {
@@ -267,7 +292,7 @@ constexpr auto kPolicyBlocks =
 #define KVPOOL_TYPED(name, dtype)                                                                            \
   {"kvpool_score_records_" #name, kRecords<dtype>}, {"kvpool_score_anchor_dots_" #name, kAnchorDots<dtype>}, \
       {"kvpool_score_window_lse_" #name, kWindowLse<dtype>}, {"kvpool_score_window_" #name, kWindow<dtype>}, \
-      {"kvpool_score_nearest_" #name, kNearest<dtype>},
+      {"kvpool_score_nearest_" #name, kNearest<dtype>}, {"kvpool_score_fold_" #name, kFold<dtype>},
 #define KVPOOL_POLICY(Policy) {"kvpool_score_" #Policy, kPolicy<Policy>},
 #define KVPOOL_POLICY_BLOCKS(Policy) {"kvpool_score_blocks_" #Policy, kPolicyBlocks<Policy>},
 
@@ -287,6 +312,7 @@ const HostKernel kKernels[] = {
     {"kvpool_score_merge_norms", kMergeNorms},
     {"kvpool_score_link", kLink},
     {"kvpool_score_merge", kMerge},
+    {"kvpool_score_sum_folds", kSumFolds},
     {"kvpool_score_copy_pieces", kCopyPieces},
     {"kvpool_score_count_digits", kCountDigits},
     {"kvpool_score_count_tile", kCountTile},
