@@ -1,5 +1,6 @@
 """Transformers on kvpool: the same tokens as its own cache, prefixes of other processes, budgets that hold."""
 
+import dataclasses
 import gc
 import os
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import kvpool
-from kvpool_transformers import KvPoolCache, fingerprint_of, open_session
+from kvpool_transformers import KvPoolCache, LessKernel, attention, fingerprint_of, open_session, train_less
 from kvpool_transformers.model import ModelFacts
 from daemon import KeptDaemon
 from models import DEVICE, PLACE, gemma, generate, llama, prompt
@@ -246,6 +247,85 @@ def test_what_leaves_is_merged(daemon, scope):
         assert len(generate(model, ids, KvPoolCache(session, **told, disposition="merge"), tokens=60)) == 60
 
 
+def less_kernel(rank=4, hidden=5, seed=2):
+    random = torch.Generator().manual_seed(seed)
+    shapes = {"w1": (3, 2, 16, hidden), "w2": (3, 2, hidden, rank), "w3": (3, 2, rank, rank), "m1": (3, 4, 16, hidden), "m2": (3, 4, hidden, rank)}
+    return LessKernel(**{name: torch.randn(shape, generator=random) for name, shape in shapes.items()})
+
+
+def values_of(cache, layer):
+    return cache._gather(cache.layers[layer].v)[0]
+
+
+def test_a_state_whose_features_are_exact_is_full_attention():
+    """Tokens with one key have one logit: with phi = 1 and psi = exp(logit), r = 1, nothing is lost. Two KV heads of two query heads."""
+    random = torch.Generator().manual_seed(1)
+    query, key, value = (torch.randn(shape, generator=random) for shape in ((4, 3, 8), (2, 30, 8), (2, 30, 8)))
+    query[:, 1:] = query[:, :1]  # Of all queries of a KV head, as phi says nothing of them.
+    query[1::2] = query[::2]
+    key[:, :20] = key[:, :1]
+    whole = attention.attend_with_state(query, key, value, 0.5, torch.zeros(4, 3, 1), torch.zeros(2, 1, 9))
+    softmax = torch.nn.functional.scaled_dot_product_attention(
+        query[None], key[None].repeat_interleave(2, 1), value[None].repeat_interleave(2, 1), scale=0.5,
+        attn_mask=torch.ones(3, 30, dtype=torch.bool).tril(27))[0].transpose(0, 1)
+    assert torch.allclose(whole, softmax, atol=1e-5)
+    psi = (0.5 * (query[::2, 0] * key[:, 0]).sum(1)).exp()
+    state = psi[:, None, None] * torch.cat([value[:, :20].sum(1), torch.full((2, 1), 20.0)], 1)[:, None]
+    less = attention.attend_with_state(query, key[:, 20:], value[:, 20:], 0.5, torch.ones(4, 3, 1), state)
+    assert torch.allclose(less, whole, atol=1e-5)
+    # Nothing overflows, and what stays counts nothing beside a large state.
+    large = attention.attend_with_state(query, key[:, 20:], value[:, 20:], 0.5, torch.ones(4, 3, 1), state * 1e30)
+    assert torch.allclose(large, (state[..., :-1] / state[..., -1:]).repeat_interleave(2, 0).transpose(0, 1).expand(3, 4, 8), atol=1e-5)
+
+
+@pytest.mark.parametrize("scope", ["sequence", "head"])
+def test_what_leaves_is_in_a_state(daemon, scope):
+    """Against LESS's formulas in PyTorch, from the whole sequence's K and V and those positions that a cache that drops has kept."""
+    model, ids = llama(), prompt(150)
+    kernel = less_kernel()
+    blind = dataclasses.replace(kernel, m2=torch.zeros_like(kernel.m2))
+    gelu = torch.nn.functional.gelu
+    with open_session(model, socket=daemon.socket, signals=True) as session, torch.no_grad():
+        told = {"policy": "keydiff", "budget": 48, "scope": scope, "seal": False}
+        whole, dropping, less, unseen = (KvPoolCache(session, **more) for more in (
+            {}, told, told | {"disposition": "less", "less": kernel}, told | {"disposition": "less", "less": blind}))
+        for cache in (whole, dropping, less, unseen):
+            model(ids, past_key_values=cache)
+            cache.settle()
+        for layer in range(3):
+            for head in range(2):
+                keys, left = resident_keys(whole, layer)[head], resident_keys(dropping, layer)[head]
+                assert torch.equal(resident_keys(less, layer)[head], left)
+                places = [int((keys == key).all(1).nonzero()[0]) for key in left]
+                leave = [i for i in range(150) if i not in places]
+                psi = (gelu(gelu(keys[leave] @ kernel.w1[layer, head]) @ kernel.w2[layer, head]) @ kernel.w3[layer, head]).abs()
+                state = psi.T @ torch.cat([values_of(whole, layer)[head][leave], torch.ones(len(leave), 1)], 1)
+                assert torch.allclose(less._state[layer, head], state, rtol=1e-4, atol=1e-4)
+        assert less.folded == 102 * 3 * 2 and dropping.folded == 0
+        first = less._state.clone()
+        logits = {}
+        for name, cache in (("drop", dropping), ("less", less), ("unseen", unseen)):
+            logits[name] = model(ids[:, :1], past_key_values=cache).logits
+        assert torch.allclose(logits["unseen"], logits["drop"], atol=1e-4)
+        assert not torch.allclose(logits["less"], logits["drop"], atol=1e-2)
+        model(ids[:, :40], past_key_values=less)  # What leaves now comes on top.
+        less.settle()
+        assert (less._state[..., -1] >= first[..., -1]).all() and (less._state[..., -1] > first[..., -1]).any()
+        assert len(generate(model, ids, KvPoolCache(session, **told, disposition="less", less=kernel), tokens=60)) == 60
+
+
+def test_a_trained_state_is_nearer_to_full_attention_than_dropping(tmp_path):
+    model = llama()
+    texts = [prompt(72, seed)[0] for seed in range(6)]
+    kernel, errors = train_less.train(model, texts, train_less.Training(prompt=48, budget=12, rank=4, hidden=8, steps=60, rate=1e-2))
+    assert all(less < dropping for dropping, less in errors)
+    kernel.save(tmp_path / "less.safetensors")
+    again = LessKernel.load(tmp_path / "less.safetensors")
+    assert again.name == kernel.name != less_kernel().name and torch.equal(again.psi, kernel.psi)
+    with pytest.raises(ValueError, match=r"w2 is \[3, 2, 5, 3\]; with this w1 must be \[3, 2, 5, 4\]"):
+        dataclasses.replace(less_kernel(), w2=torch.zeros(3, 2, 5, 3))
+
+
 def test_a_prompt_keeps_what_its_engine_knows_of(daemon):
     """Signals of the prompt choose, and stay with their tokens; tokens behind it stay as long as the prompt has any to give."""
     model, ids = llama(), prompt(150)
@@ -365,10 +445,14 @@ def test_bad_input(daemon):
             KvPoolCache(session, budget=64)
         with pytest.raises(ValueError, match="scope is 'token'; must be one of sequence, layer, head"):
             KvPoolCache(session, policy="keydiff", budget=32, scope="token")
-        with pytest.raises(ValueError, match="disposition is 'keep'; must be one of drop, merge"):
+        with pytest.raises(ValueError, match="disposition is 'keep'; must be one of drop, merge, less"):
             KvPoolCache(session, policy="keydiff", budget=32, disposition="keep")
         with pytest.raises(ValueError, match="merge_threshold goes with disposition='merge'"):
             KvPoolCache(session, policy="keydiff", budget=32, merge_threshold=0.5)
+        with pytest.raises(ValueError, match="less, a LessKernel, and disposition='less' go together"):
+            KvPoolCache(session, policy="keydiff", budget=32, disposition="less")
+        with pytest.raises(ValueError, match="is part of attention: open_session"):
+            KvPoolCache(session, policy="keydiff", budget=32, disposition="less", less=less_kernel())
         for told in ({"scope": "head"}, {"disposition": "merge"}, {"weights": torch.ones(4)}, {"signals": {"peak": torch.ones(3, 2, 10)}}):
             with pytest.raises(ValueError, match="go with a policy"):
                 KvPoolCache(session, **told)

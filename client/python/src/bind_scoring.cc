@@ -125,25 +125,18 @@ class PyBlockArray {
   uint64_t bytes() const { return blocks().refs().size() * block_bytes_; }
 
   void Write(const AnyArray& values, uint64_t offset) const {
-    const Session& session = blocks().session()->shared();
-    if (!session.device_uuid().empty()) {
-      throw StatusError(
-          absl::FailedPreconditionError("the memory is on a GPU: have a kernel write it, through blocks"));
-    }
-    const Mapped mapped(blocks().session().get());
-    uint64_t left = values.nbytes();
-    if (left > bytes() || offset > bytes() - left) {
-      throw StatusError(absl::InvalidArgumentError(
-          absl::StrCat(left, " bytes at offset ", offset, " of an array of ", bytes())));
-    }
     const char* from = static_cast<const char*>(values.data());
-    while (left > 0) {
-      const uint64_t in_block = offset % block_bytes_, part = std::min(block_bytes_ - in_block, left);
-      std::memcpy(session.data(blocks().refs()[offset / block_bytes_]) + in_block, from, part);
-      from += part;
-      offset += part;
-      left -= part;
-    }
+    OnHost("written by a kernel", values.nbytes(), offset, [&](std::byte* part, size_t bytes) {
+      std::memcpy(part, from, bytes);
+      from += bytes;
+    });
+  }
+  nb::bytes Read(uint64_t nbytes, uint64_t offset) const {
+    std::string read;
+    OnHost("read by a kernel", nbytes, offset, [&](const std::byte* part, size_t bytes) {
+      read.append(reinterpret_cast<const char*>(part), bytes);
+    });
+    return nb::bytes(read.data(), read.size());
   }
 
   v1::Data Data(uint64_t offset) const {
@@ -154,6 +147,27 @@ class PyBlockArray {
   }
 
  private:
+  // Calls part(memory, bytes) for each block's part of the range.
+  template <typename Part>
+  void OnHost(const char* by, uint64_t nbytes, uint64_t offset, const Part& part) const {
+    const Session& session = blocks().session()->shared();
+    if (!session.device_uuid().empty()) {
+      throw StatusError(absl::FailedPreconditionError(
+          absl::StrCat("the memory is on a GPU: it is to be ", by, ", through blocks")));
+    }
+    const Mapped mapped(blocks().session().get());
+    if (nbytes > bytes() || offset > bytes() - nbytes) {
+      throw StatusError(absl::InvalidArgumentError(
+          absl::StrCat(nbytes, " bytes at offset ", offset, " of an array of ", bytes())));
+    }
+    for (uint64_t left = nbytes; left > 0;) {
+      const uint64_t in_block = offset % block_bytes_, of_part = std::min(block_bytes_ - in_block, left);
+      part(session.data(blocks().refs()[offset / block_bytes_]) + in_block, of_part);
+      offset += of_part;
+      left -= of_part;
+    }
+  }
+
   nb::object blocks_;
   uint64_t block_bytes_;
 };
@@ -325,6 +339,7 @@ void BindBlockArray(nb::module_& module) {
       .def("write", &PyBlockArray::Write, nb::arg("values"), nb::arg("offset") = 0,
            nb::sig("def write(self, values: typing.Any, offset: int = 0) -> None"),
            "An array, on host memory.")
+      .def("read", &PyBlockArray::Read, nb::arg("nbytes"), nb::arg("offset") = 0, "Bytes, on host memory.")
       .def("release", [](const PyBlockArray& array) { array.blocks().Release(std::nullopt); })
       .def(
           "__enter__", [](nb::object self) { return self; }, nb::sig("def __enter__(self) -> BlockArray"))

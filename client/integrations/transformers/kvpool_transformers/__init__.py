@@ -6,6 +6,7 @@
 """
 
 from kvpool_transformers.cache import KvPoolCache, PoolLayer
+from kvpool_transformers.less import LessKernel
 from kvpool_transformers.model import ModelFacts, fingerprint_of, open_session
 
-__all__ = ["KvPoolCache", "ModelFacts", "PoolLayer", "fingerprint_of", "open_session"]
+__all__ = ["KvPoolCache", "LessKernel", "ModelFacts", "PoolLayer", "fingerprint_of", "open_session"]

@@ -46,7 +46,14 @@ def observe(model: PreTrainedModel) -> None:
         told = take_updated()
         if told is not None:
             cache, layer = told
-            cache.observed(layer, query, key, query.shape[-1] ** -0.5 if scaling is None else scaling)
+            scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+            cache.observed(layer, query, key, scale)
+            state = cache.state_of(layer, query[0])
+            if state is not None:
+                unknown = [name for name in ("softcap", "s_aux") if kwargs.get(name) is not None]
+                if unknown:
+                    raise NotImplementedError(f"disposition='less' knows no {unknown[0]} of this model's attention")
+                return attend_with_state(query[0], key[0], value[0], scale, *state)[None].to(query.dtype), None
         return _model_own(name, module)(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
 
     ALL_ATTENTION_FUNCTIONS.register(_PREFIX + name, attend)
@@ -104,3 +111,24 @@ def attention_of(query: torch.Tensor, key: torch.Tensor, scaling: float, chunk: 
         own = tokens - queries + first + torch.arange(part.shape[2], device=key.device)
         logits.masked_fill_(place[None, :] > own[:, None], float("-inf"))
         yield logits.softmax(-1).mean(1)
+
+
+def attend_with_state(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, features: torch.Tensor,
+                      state: torch.Tensor) -> torch.Tensor:
+    """LESS (arXiv 2402.09398): [queries, q_heads, dim] f32, attention of the last tokens' queries to the tokens there are, and to a state.
+
+    query: [q_heads, queries, dim], key and value: [kv_heads, tokens, dim]; features: phi of the queries, [q_heads, queries, rank];
+    state: [kv_heads, rank, dim + 1] as LessTerms in score.proto has it.
+    """
+    kv_heads, tokens, _ = key.shape
+    q_heads, queries, dim = query.shape
+    logits = torch.einsum("hgqd,htd->hgqt", query.reshape(kv_heads, -1, queries, dim).float(), key.float()) * scaling
+    place = torch.arange(tokens, device=key.device)
+    logits.masked_fill_(place > place[tokens - queries:, None], float("-inf"))
+    of_state = torch.einsum("hgqr,hrd->hgqd", features.reshape(kv_heads, -1, queries, features.shape[-1]).float(), state)
+    # Numerators and denominators are divided by exp(greatest), so that none overflows.
+    greatest = torch.maximum(logits.amax(-1, keepdim=True), of_state[..., -1:].log()).detach()
+    weights = (logits - greatest).exp()
+    of_state = of_state * (-greatest).exp()
+    out = (weights @ value.float()[:, None] + of_state[..., :-1]) / (weights.sum(-1, keepdim=True) + of_state[..., -1:])
+    return out.reshape(q_heads, queries, -1).transpose(0, 1)

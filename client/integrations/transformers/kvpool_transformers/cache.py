@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
 
 from kvpool_transformers import attention, model
+from kvpool_transformers.less import LessKernel
 
 # What policies need to be told beyond K and V; those that are not here need nothing, or what a cache can't tell.
 _MASS = {"attention_mean", "h2o", "roco", "hybrid", "caote", "fast_caote"}
@@ -18,7 +20,7 @@ _LATEST = {"tova", "sage_kv"}
 _WINDOW = {"snapkv", "pyramidkv", "cake", "rkv", "mpcache", "quest", "graphkv"}
 _HOSTS = {"caote": "h2o", "fast_caote": "h2o", "graphkv": "snapkv", "chunkkv": "snapkv", "criticalkv": "snapkv"}  # By default.
 _SCOPES = ("sequence", "layer", "head")
-_DISPOSITIONS = ("drop", "merge")
+_DISPOSITIONS = ("drop", "merge", "less")
 _INLINED_BYTES = 1 << 20  # What a request carries of one array; a larger one lies in blocks.
 
 
@@ -87,8 +89,10 @@ class KvPoolCache(Cache):
               dropped each time one fills. Policies are the daemon's (`kvpoolctl policies`). Without a budget nothing is dropped.
     scope     what a prompt keeps: "sequence" the same tokens everywhere, "layer" and "head" each layer's and each KV head's own. Blocks that
               are dropped later are dropped for all.
-    disposition  what becomes of a prompt's tokens that do not stay: "drop", or "merge", by which each is merged into the token that stays whose
-              key is most like its own (D2O), in each KV head; blocks that are dropped later are dropped
+    disposition  what becomes of a prompt's tokens that do not stay: "drop"; "merge", by which each is merged into the token that stays whose
+              key is most like its own (D2O), in each KV head; or "less", by which they are added to a small state that attention
+              reads besides (LESS), on a CPU. Blocks that are dropped later are dropped
+    less      with "less": its LessKernel, trained for this model
     merge_threshold  the cosine of keys from which on it is merged. None: the mean of each KV head's
     weights   f32 numbers of a policy that wants them, as its header in cuda/scorers/policies orders them
     signals   what this engine knows of the prompt besides, by the names of kvpool.Signal: each [layers, kv_heads, tokens] f32 of the pooled
@@ -103,7 +107,7 @@ class KvPoolCache(Cache):
 
     def __init__(self, session: kvpool.Session, *, prompt: Any = None, policy: str | None = None, params: Mapping[str, Any] | None = None,
                  budget: int | None = None, scope: str = "sequence", disposition: str = "drop", merge_threshold: float | None = None,
-                 weights: Any = None, signals: Mapping[str, Any] | None = None, protection: kvpool.Protection | None = None, seal: bool = True, salt: bytes = b"",
+                 less: LessKernel | None = None, weights: Any = None, signals: Mapping[str, Any] | None = None, protection: kvpool.Protection | None = None, seal: bool = True, salt: bytes = b"",
                  salt_from: int = 0, extra_keys: Sequence[bytes] = (), window: int = 32, timeout: float = 30.0, wait_ms: int = 0) -> None:
         self.session = session
         self.facts = model.facts_of(session)
@@ -116,9 +120,16 @@ class KvPoolCache(Cache):
             raise ValueError(f"disposition is '{disposition}'; must be one of {', '.join(_DISPOSITIONS)}")
         if merge_threshold is not None and disposition != "merge":
             raise ValueError("merge_threshold goes with disposition='merge'")
+        if (less is None) != (disposition != "less"):
+            raise ValueError("less, a LessKernel, and disposition='less' go together")
         if policy is None and (scope != "sequence" or weights is not None or signals or disposition != "drop"):
             raise ValueError("scope, disposition, weights and signals go with a policy")
         self._dispose: dict[str, Any] = {"disposition": disposition, "merge_thresholds": [] if merge_threshold is None else [merge_threshold]}
+        if less is not None:
+            self._check(less)
+        self._less, self._psi = less, None if less is None else less.psi
+        self._state_array: kvpool.BlockArray | None = None
+        self._state: torch.Tensor | None = None  # [layers, kv_heads, rank, head_dim + 1], once something left.
         self._scope = scope
         self._weights = None if weights is None else torch.as_tensor(weights, dtype=torch.float32).detach().cpu().contiguous()
         self._signals = {kind: torch.as_tensor(values, dtype=torch.float32).detach().cpu() for kind, values in (signals or {}).items()}
@@ -139,6 +150,7 @@ class KvPoolCache(Cache):
         self.shared = 0  # Tokens that were found and not computed.
         self.dropped = 0
         self.merged = 0  # Tokens of a prompt that were merged into others, summed over layers and KV heads.
+        self.folded = 0  # Tokens of a prompt that were added to the state, likewise.
         self._behind: list[int] = []  # Of the prompt, behind the prefix that was found: what the first forward has to begin with.
         self._coming: list[int] | None = None  # Token ids of this forward.
         self._pending, self._written = 0, 0  # Tokens, and layers that have them.
@@ -160,6 +172,13 @@ class KvPoolCache(Cache):
                 layers.append(DynamicSlidingWindowLayer(sliding_window=self.facts.sliding_window))
         self._device = next(layer.k.device for layer in layers if isinstance(layer, PoolLayer))
         super().__init__(layers=layers)
+
+    def _check(self, less: LessKernel) -> None:
+        if not self.facts.signals:
+            raise ValueError("disposition='less' is part of attention: open_session(model, signals=True)")
+        wanted = (len(self.facts.pooled), self.facts.kv_heads, self.facts.head_dim)
+        if less.w1.shape[:3] != wanted:
+            raise ValueError(f"less.w1 is {list(less.w1.shape)}; must begin with {list(wanted)}: layers in the pool, KV heads, dims of a head")
 
     # ---- Sharing
 
@@ -318,7 +337,15 @@ class KvPoolCache(Cache):
         with contextlib.ExitStack() as lent:
             asked: dict[str, Any] = {"budget_tokens": self._budget, "protection": self._protection, "timeout": self._timeout}
             if tokens > 1:
-                compacted = self._sequence.compact(scorer=self._scorer(lent), scope=self._scope, **self._dispose, **asked)
+                with contextlib.ExitStack() as failed:
+                    state = self._next_state()
+                    if state is not None:
+                        asked["less"] = self._less_terms(lent, failed.enter_context(state))
+                    compacted = self._sequence.compact(scorer=self._scorer(lent), scope=self._scope, **self._dispose, **asked)
+                    failed.pop_all()
+                if state is not None:
+                    self._take_state(state)
+                    self.folded += compacted.folded_tokens
                 rows = compacted.kept_positions
                 self.merged += compacted.merged_tokens
                 # [layers or 1, kv_heads or 1, tokens that stay]
@@ -335,6 +362,37 @@ class KvPoolCache(Cache):
                 setattr(self, name, _kept_of(getattr(self, name), kept))
         self._signals = {kind: _kept_of(values, kept) for kind, values in self._signals.items()}
 
+    # ---- A state of what left
+
+    def state_of(self, layer: int, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Features of the queries [q_heads, queries, dim], and the layer's state, or None if there is none."""
+        if self._state is None:
+            return None
+        return self._less.phi(layer, query), self._state[layer]
+
+    def _next_state(self) -> kvpool.BlockArray | None:
+        if self._less is None:
+            return None
+        if self._device.type != "cpu":
+            raise NotImplementedError("disposition='less': the state is read on a CPU")
+        self._state_shape = (len(self.facts.pooled), self.facts.kv_heads, self._less.rank, self.facts.head_dim + 1)
+        return kvpool.BlockArray(self.session, 4 * math.prod(self._state_shape), self._timeout)
+
+    def _less_terms(self, lent: contextlib.ExitStack, state: kvpool.BlockArray) -> kvpool.LessTerms:
+        weights: Any = self._psi
+        if weights.nbytes > _INLINED_BYTES:
+            weights = lent.enter_context(kvpool.BlockArray(self.session, self._psi.nbytes, self._timeout))
+            weights.write(self._psi)
+        return kvpool.LessTerms(rank=self._less.rank, hidden=self._less.hidden, weights=weights, weights_name=self._less.name, state=state,
+                                previous=self._state_array)
+
+    def _take_state(self, state: kvpool.BlockArray) -> None:
+        read = bytearray(state.read(4 * math.prod(self._state_shape)))
+        self._state = torch.frombuffer(read, dtype=torch.float32).reshape(self._state_shape)
+        if self._state_array is not None:
+            self._state_array.release()
+        self._state_array = state
+
     # ---- Release
 
     def release(self) -> None:
@@ -342,6 +400,9 @@ class KvPoolCache(Cache):
         if self._pending:  # A forward that broke off.
             self._fence()
         self._sequence.release()
+        if self._state_array is not None:
+            self._state_array.release()
+            self._state_array = None
 
     def __enter__(self) -> KvPoolCache:
         return self
