@@ -95,7 +95,7 @@ struct RankOutcome {
   std::vector<scorers::AttentionSpread> spreads;
   std::vector<double> densities;
   MergeOutcome merge;   // Compact with DISPOSITION_MERGE, once its rows are moved.
-  uint64_t folded = 0;  // With DISPOSITION_LESS: tokens added to the rank's state, summed over planes.
+  uint64_t folded = 0;  // Tokens added to the rank's state with DISPOSITION_LESS, summed over planes.
 };
 
 struct RankWork {

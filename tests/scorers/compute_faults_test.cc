@@ -162,6 +162,43 @@ TEST(ComputeFaults, AMergeThatFailsNamesWhatFailedAndPasses) {
               AllOf(StartsWith("RESOURCE_EXHAUSTED: GPU-"), HasSubstr("; then OK")));
 }
 
+// All of eight tokens are added to a state by weights that are 1.
+absl::Status FoldOnce(KvCompute* compute) {
+  const Sequence sequence(8);
+  ASSIGN_OR_RETURN(const StagedSequence from, StagedSequence::Make(compute, sequence.kv(), {}));
+  const std::vector<float> weights(4, 1);
+  ASSIGN_OR_RETURN(const std::unique_ptr<KvBuffer> memory, compute->Allocate(128));
+  const KvPiece piece = {.address = reinterpret_cast<uint64_t>(weights.data()), .bytes = 16};
+  RETURN_IF_ERROR(compute->Stage({&piece, 1}, memory->address()));
+  const std::vector<uint32_t> evicted = {0, 1, 2, 3, 4, 5, 6, 7};
+  const auto folded = compute->Fold({.from = from.kv(),
+                                     .evicted = evicted.data(),
+                                     .evicted_tokens = 8,
+                                     .features = 1,
+                                     .hidden = 1,
+                                     .weights = reinterpret_cast<const float*>(memory->address()),
+                                     .state = reinterpret_cast<float*>(memory->address() + 64)});
+  RETURN_IF_ERROR(folded.status());
+  if (*folded == 8) return absl::OkStatus();
+  return absl::UnknownError(absl::StrCat(*folded, " tokens are added"));
+}
+
+TEST(ComputeFaults, AFoldThatFailsNamesWhatFailedAndPasses) {
+  const auto twice = [] {
+    ASSIGN_OR_RETURN(const std::unique_ptr<CudaKvCompute> compute, OpenCompute());
+    const absl::Status first = FoldOnce(compute.get()), second = FoldOnce(compute.get());
+    return absl::Status(first.code(), absl::StrCat(first.message(), "; then ", second.ToString()));
+  };
+  // Two launches stage the sequence, and one the weights.
+  const char* const kernels[] = {"fold_f32", "sum_folds"};
+  for (int i = 0; i < 2; ++i) {
+    const std::string fault = absl::StrCat("cuLaunchKernel#", i + 4, "=CUDA_ERROR_INVALID_VALUE");
+    EXPECT_THAT(
+        InChild({{"KVPOOL_FAKE_CUDA_FAIL", fault}}, twice),
+        AllOf(StartsWith(absl::StrCat("INTERNAL: kvpool_score_", kernels[i], ":")), HasSubstr("; then OK")));
+  }
+}
+
 TEST(ComputeFaults, AKernelThatReachesOutsideLosesTheContext) {
   EXPECT_THAT(InChild({},
                       [] {

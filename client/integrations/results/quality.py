@@ -3,10 +3,13 @@
 import itertools
 import pathlib
 import subprocess
+import sys
 import tempfile
 
 import torch
+from kvpool_transformers import train_less
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 import pruning
 from lab import BIN, MODELS
@@ -99,8 +102,27 @@ def _projections(lab, cell):
     return torch.stack(found)
 
 
+def _less(lab, cell):
+    """Trained on another text than those that are measured, for keydiff's choice."""
+    name, part, _ = CALIBRATION
+    size = LESS.prompt + LESS_QUERIES
+    ids = torch.tensor(middle(lab.texts[name], lab.tokenizer(cell), LESS_TEXTS * size, part))
+    model = AutoModelForCausalLM.from_pretrained(MODELS[cell["model"]][0], dtype=torch.float32)
+    kernel, errors = train_less.train(model, ids.split(size), LESS)
+    shares = sorted(less / dropping for dropping, less in errors)
+    print(f"LESS leaves {shares[0]:.2f} to {shares[-1]:.2f} of the error of dropping, {shares[len(shares) // 2]:.2f} in the median layer", file=sys.stderr)
+    return kernel
+
+
 def options(lab, cell, record):
-    """What a KvPoolCache is told for this cell's policy, of this prompt."""
+    """What a KvPoolCache is told for this cell's policy and disposition, of this prompt."""
+    of_policy = _options(lab, cell, record)
+    if cell.get("disposition") != "less":
+        return of_policy
+    return {**of_policy, "less": lab.once(("less", cell["model"]), lambda: _less(lab, cell))}
+
+
+def _options(lab, cell, record):
     policy = cell["policy"]
     if policy == "expected_attention":
         if not hasattr(record, "expected"):
@@ -119,7 +141,11 @@ def options(lab, cell, record):
 
 
 DISPOSED = ("keydiff", "h2o", "snapkv", "chunkkv over snapkv")  # What becomes of tokens that leave is compared with these.
-DISPOSITIONS = ("drop", "merge")
+DISPOSITIONS = ("drop", "merge", "less")
+LESS = train_less.Training(prompt=256, budget=64, rank=8, hidden=32, steps=48)  # A quarter, as the table's budget.
+LESS_TEXTS, LESS_QUERIES = 16, 64  # As many windows of the text of CALIBRATION, and tokens behind the prompt of each.
+LESS_TOKENS = -(-4 * LESS.rank * (64 + 1) // (2 * 2 * 64))  # Tokens that take as many bytes as a KV head's state, with 64 dims in bf16.
+LESS_MODELS = ("SmolLM2 135M",)  # Gemma 3's head dims and sliding windows would take an hour to train for.
 
 
 def _disposed_cells(where):
@@ -129,8 +155,11 @@ def _disposed_cells(where):
             cell = {"model": model, "block": BLOCK, **place}
             yield {**cell, "policy": "full", "budget": 0}
             for name, disposition in itertools.product(DISPOSED, DISPOSITIONS):
+                if disposition == "less" and model not in LESS_MODELS:
+                    continue
                 policy, params = POLICIES[name]
-                yield {**cell, "name": name, "policy": policy, "params": params, "scope": "head", "budget": BUDGET, "disposition": disposition}
+                budget = BUDGET - LESS_TOKENS if disposition == "less" else BUDGET
+                yield {**cell, "name": name, "policy": policy, "params": params, "scope": "head", "budget": budget, "disposition": disposition}
 
 
 def _cells(where):
