@@ -324,7 +324,7 @@ TEST_F(ScoreBadInputTest, AnOperationThatWouldMultiplyForLongIsRefused) {
   options_.score_time_ms = 1;
   daemon_.reset();
   hold_.Forget();
-  StartScoring(2);
+  StartScoring(1);
   engine_ = OpenScored();
   const std::vector<uint64_t> many = LeaseWith(engine_.get(), std::vector<float>(30, 1));
   const auto with_units = [&](size_t units) {
@@ -344,8 +344,9 @@ TEST_F(ScoreBadInputTest, AnOperationThatWouldMultiplyForLongIsRefused) {
   // 262,144 weights, 120 tokens, 4 planes
   Refused(with_units(87381), kResourceExhausted, "1.25829e+08 numbers of queries, weights or other tokens");
   EXPECT_EQ(Run(engine_.get(), with_units(1)).code(), 0);
-  // 119 tokens that leave 4 planes, with 512 * (4 + 64) + 64 * 64 weights each.
-  v1::Operation less = CompactOp(many, 0);
+  // 79 tokens that leave 4 planes, with 512 * (4 + 64) + 64 * 64 weights each.
+  engine_->Release({many.begin() + 20, many.end()});
+  v1::Operation less = CompactOp({many.begin(), many.begin() + 20}, 0);
   less.mutable_compact()->mutable_keep()->add_positions(5);
   less.mutable_compact()->set_disposition(v1::DISPOSITION_LESS);
   v1::LessTerms* const terms = less.mutable_compact()->mutable_less();
@@ -354,7 +355,7 @@ TEST_F(ScoreBadInputTest, AnOperationThatWouldMultiplyForLongIsRefused) {
   terms->set_weights_name("zeros");
   terms->mutable_weights()->set_inlined(std::string(4 * (512 * (4 + 64) + 64 * 64) * sizeof(float), 0));
   terms->mutable_state()->add_blocks(engine_->Lease(1)[0]);
-  Refused(less, kResourceExhausted, "1.85221e+07 numbers of queries, weights or other tokens");
+  Refused(less, kResourceExhausted, "1.22962e+07 numbers of queries, weights or other tokens");
 }
 
 TEST_F(ServiceTest, ADeviceThatCannotScoreSaysSo) {

@@ -32,6 +32,9 @@ class Record(Cache):
     def observed(self, layer, query, key, scaling):
         self.told[layer] = (query, key, scaling)
 
+    def state_of(self, layer, query):
+        """Nothing has left."""
+
     def peak(self, model, asks, chunk=512):
         """The greatest attention of each token, [layers, kv_heads, tokens], while the model is made to repeat the prompt (KVzip).
 
