@@ -103,7 +103,7 @@ def _projections(lab, cell):
 
 
 def _less(lab, cell):
-    """Trained on another text than those that are measured, for keydiff's choice."""
+    """Trained on another text than those that are measured, for what keydiff keeps."""
     name, part, _ = CALIBRATION
     size = LESS.prompt + LESS_QUERIES
     ids = torch.tensor(middle(lab.texts[name], lab.tokenizer(cell), LESS_TEXTS * size, part))
@@ -142,10 +142,10 @@ def _options(lab, cell, record):
 
 DISPOSED = ("keydiff", "h2o", "snapkv", "chunkkv over snapkv")  # What becomes of tokens that leave is compared with these.
 DISPOSITIONS = ("drop", "merge", "less")
-LESS = train_less.Training(prompt=256, budget=64, rank=8, hidden=32, steps=48)  # A quarter, as the table's budget.
-LESS_TEXTS, LESS_QUERIES = 16, 64  # As many windows of the text of CALIBRATION, and tokens behind the prompt of each.
-LESS_TOKENS = -(-4 * LESS.rank * (64 + 1) // (2 * 2 * 64))  # Tokens that take as many bytes as a KV head's state, with 64 dims in bf16.
-LESS_MODELS = ("SmolLM2 135M",)  # Gemma 3's head dims and sliding windows would take an hour to train for.
+LESS = train_less.Training(prompt=pruning.PROMPT, budget=BUDGET, rank=8, hidden=32, steps=64)
+LESS_TEXTS, LESS_QUERIES = 8, 64  # As many windows of the text of CALIBRATION, and tokens behind the prompt of each.
+LESS_TOKENS = BLOCK  # A KV head's state, with 64 dims, has as many bytes as 8.1 tokens in bf16; a budget is of whole blocks here.
+LESS_OF = ("SmolLM2 135M", "keydiff")  # The features are trained for a model and for what a policy keeps.
 
 
 def _disposed_cells(where):
@@ -155,7 +155,7 @@ def _disposed_cells(where):
             cell = {"model": model, "block": BLOCK, **place}
             yield {**cell, "policy": "full", "budget": 0}
             for name, disposition in itertools.product(DISPOSED, DISPOSITIONS):
-                if disposition == "less" and model not in LESS_MODELS:
+                if disposition == "less" and (model, name) != LESS_OF:
                     continue
                 policy, params = POLICIES[name]
                 budget = BUDGET - LESS_TOKENS if disposition == "less" else BUDGET
