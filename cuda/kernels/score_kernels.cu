@@ -51,11 +51,11 @@ __device__ BlockRange ShareOf(const PlaneShares& shares, const KvShape& shape) {
   }                                                                                                        \
   KVPOOL_KERNEL(kPolicyThreads, 1)                                                                         \
   kvpool_score_window_lse_##name(const __grid_constant__ ScoreContext context) {                           \
-    WindowLse<CudaLogitTile<dtype>>(CudaTeam(), context, blockIdx.x);                                      \
+    WindowLseByTiles<dtype>(context, blockIdx.x);                                                          \
   }                                                                                                        \
   KVPOOL_KERNEL(kPolicyThreads, 1)                                                                         \
   kvpool_score_window_##name(const __grid_constant__ ScoreContext context) {                               \
-    WindowStatistics<CudaLogitTile<dtype>>(CudaTeam(), context, blockIdx.x);                               \
+    WindowStatisticsByTiles<dtype>(context, blockIdx.x);                                                   \
   }                                                                                                        \
   KVPOOL_KERNEL(kBlockThreads, 1)                                                                          \
   kvpool_score_nearest_##name(const __grid_constant__ MergeContext context, uint32_t tiles) {              \
