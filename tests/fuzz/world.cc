@@ -415,7 +415,7 @@ void World::Ask(absl::Status (Daemon::*verb)(const Request&, Response*)) {
 }
 
 void World::Operate() {
-  switch (input_.Below(14)) {
+  switch (input_.Below(16)) {
     case 0:
       return Ask(&Daemon::Evict);
     case 1:
@@ -448,6 +448,10 @@ void World::Operate() {
     }
     case 12:
       return Ask(&Daemon::SetShare);
+    case 13:
+      return Ask(&Daemon::GetGuard);
+    case 14:
+      return Ask(&Daemon::ResetGuard);
     default: {
       daemon_->Snapshot();
       if (!input_.OneIn(4)) return;

@@ -70,11 +70,11 @@ const std::map<std::string, Need>& Needs() {
       rows->emplace(absl::StrCat("kvpool.v1.Engine.", verb), Need::kOwnToken);
     }
     for (const char* verb : {"ListSpaces", "ListSessions", "ListBlocks", "GetStats", "Explain", "GetPolicies",
-                             "GetRecovery", "ListTiers"}) {
+                             "GetRecovery", "GetGuard", "ListTiers"}) {
       rows->emplace(absl::StrCat("kvpool.v1.Operator.", verb), Need::kObserver);
     }
     for (const char* verb : {"Evict", "Erase", "Revoke", "EndSession", "Drain", "PinPrefix", "SetPolicy",
-                             "SetShare", "Upgrade", "DrainTier", "DetachTier"}) {
+                             "SetShare", "ResetGuard", "Upgrade", "DrainTier", "DetachTier"}) {
       rows->emplace(absl::StrCat("kvpool.v1.Operator.", verb), Need::kOperator);
     }
     rows->emplace("kvpool.v1.Operator.AttachTier", Need::kDaemonsUser);
