@@ -568,7 +568,7 @@ TEST_F(AccessMatrixTest, EachOperatorCallThatChangesSomethingHasOneLineOfTheAudi
   SetLog({});
   close(ends[1]);
   const std::string log = ReadAll(UniqueFd(ends[0]));
-  EXPECT_EQ(asked.size(), 12u);
+  EXPECT_EQ(asked.size(), 13u);
   EXPECT_FALSE(others.empty());
   for (const auto& [method, of_method] : asked) {
     const std::string head =

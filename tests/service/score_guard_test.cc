@@ -255,12 +255,16 @@ TEST_F(ScoreGuardTest, AMeasurementThatFailsFailsNothingElse) {
   EXPECT_EQ(Only().samples(), 0u);
   EXPECT_NE(Only().last_failure().find("DATA_LOSS: the outputs are not finite"), std::string::npos)
       << Only().last_failure();
-  // Scores of recency need less than a measurement.
-  options_.score_workspace_bytes = 1400;
+  // Scores of recency need less than a measurement of so many heads.
+  options_.score_workspace_bytes = 2200;
   Restart(options_.guard);
-  Done(Run(engine_.get(), PruneBy("recency", true)));
+  operation = PruneBy("recency", true);
+  v1::QueryWindow* const window = operation.mutable_prune()->mutable_signals()->mutable_window();
+  window->set_q_heads(2 * kQueryHeads);
+  window->mutable_data()->mutable_inlined()->append(window->data().inlined());
+  Done(Run(engine_.get(), operation));
   EXPECT_EQ(Count(Only(), "failed"), 1u);
-  EXPECT_NE(Only().last_failure().find("the limit is 1400 (--score-workspace)"), std::string::npos)
+  EXPECT_NE(Only().last_failure().find("the limit is 2200 (--score-workspace)"), std::string::npos)
       << Only().last_failure();
 }
 
@@ -342,6 +346,7 @@ TEST_F(ScoreGuardReferenceTest, PrunesAreMeasuredLayerByLayer) {
     AddWindow(&operation, queries);
     v1::Operation dry = operation;
     dry.mutable_prune()->set_dry_run(true);
+    dry.mutable_prune()->clear_signals();  // The window has no say in what leaves.
     const v1::PruneResult expected = Prune(engine_.get(), dry);
     std::set<uint32_t> kept;
     for (uint32_t t = 0; t < 19; ++t) kept.insert(t);
