@@ -26,8 +26,8 @@ absl::Status CheckDrift(const DriftRequest& request, uint64_t most_bytes) {
                          request.kept_words() * sizeof(uint32_t);
   if (bytes <= most_bytes) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat("measuring a drift needs ", bytes,
-                                                   " bytes on the device; the limit is ",
-                                                   most_bytes, " (--score-workspace)"));
+                                                   " bytes on the device; the limit is ", most_bytes,
+                                                   " (--score-workspace)"));
 }
 
 double DriftProducts(const DriftRequest& request) {

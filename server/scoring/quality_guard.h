@@ -28,7 +28,7 @@ inline constexpr double kMostGuardBound = 100;
 inline constexpr uint32_t kMostGuardSamples = 4096;
 
 struct GuardOptions {
-  double share = 0;       // Of the operations that can be measured; 0 to 1, 0: nothing is.
+  double share = 0;       // This part of the operations that can be measured is; 0 to 1.
   double bound = 0;       // 0 to kMostGuardBound; 0: it only measures.
   uint32_t samples = 32;  // 1 to kMostGuardSamples.
 };
@@ -50,9 +50,9 @@ using GuardCounts = std::array<uint64_t, kGuardOutcomes>;
 struct GuardedPolicy {
   uint64_t space = 0;
   std::string policy;
-  uint32_t samples = 0;  // Of those that count now.
-  double mean = 0;       // Over these.
-  double greatest = 0;   // Of any query and head among these.
+  uint32_t samples = 0;  // So many measurements count now.
+  double mean = 0;       // The mean of these.
+  double greatest = 0;   // The greatest of any query and head among these.
   bool off = false;
   GuardCounts operations = {};  // Indexed by GuardOutcome; since the space was opened.
   uint64_t refused = 0;

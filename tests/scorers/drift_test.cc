@@ -28,15 +28,15 @@ namespace {
 using Json = nlohmann::json;
 using testing::HasSubstr;
 
-struct Window {
+struct Queries {
   uint32_t queries = 0, q_heads = 0;
   float scale = 0;
   bool behind = false;
   std::vector<float> values;  // [layers][queries][q_heads][k_head_dim]
 };
-Window RandomWindow(const KvShape& shape, uint32_t queries, uint32_t q_heads, uint64_t seed) {
+Queries RandomQueries(const KvShape& shape, uint32_t queries, uint32_t q_heads, uint64_t seed) {
   Random random(seed);
-  Window window{.queries = queries, .q_heads = q_heads};
+  Queries window{.queries = queries, .q_heads = q_heads};
   window.values.resize(size_t{shape.layers} * queries * q_heads * shape.k_head_dim);
   for (float& x : window.values) x = static_cast<float>(random.Normal());
   return window;
@@ -44,7 +44,7 @@ Window RandomWindow(const KvShape& shape, uint32_t queries, uint32_t q_heads, ui
 
 // Rows of tokens that stay: one for all heads, or one for each.
 using Kept = std::vector<std::vector<uint32_t>>;
-Kept RandomKept(const KvShape& shape, uint32_t rows, uint32_t tokens, uint64_t seed) {
+Kept SomeKept(const KvShape& shape, uint32_t rows, uint32_t tokens, uint64_t seed) {
   Random random(seed);
   Kept kept(rows);
   for (std::vector<uint32_t>& row : kept) {
@@ -54,7 +54,7 @@ Kept RandomKept(const KvShape& shape, uint32_t rows, uint32_t tokens, uint64_t s
   return kept;
 }
 
-absl::StatusOr<Drift> Measure(const Sequence& from, uint32_t layer, const Window& window, const Kept& kept,
+absl::StatusOr<Drift> Measure(const Sequence& from, uint32_t layer, const Queries& window, const Kept& kept,
                               uint64_t weights_at_once = kDriftWeights) {
   static const std::unique_ptr<KvCompute> host = MakeHostKvCompute({.host_threads = 3});
   KvCompute* const compute = TestCompute() != nullptr ? TestCompute() : host.get();
@@ -86,13 +86,13 @@ absl::StatusOr<Drift> Measure(const Sequence& from, uint32_t layer, const Window
 
 // ---- The formulas in doubles
 
-std::vector<double> Output(const Sequence& from, uint32_t layer, uint32_t head, const Window& window,
+std::vector<double> Output(const Sequence& from, uint32_t layer, uint32_t head, const Queries& window,
                            uint32_t query, uint32_t q_head, const std::vector<bool>& counts) {
   const KvShape& shape = from.kv().shape;
   const double scale =
       window.scale != 0 ? window.scale : 1 / std::sqrt(static_cast<double>(shape.k_head_dim));
   const uint32_t seen =
-      window.behind ? shape.tokens : shape.tokens - (window.queries - 1 - query);  // Up to and with its own.
+      window.behind ? shape.tokens : shape.tokens - (window.queries - 1 - query);  // It sees its own.
   std::vector<double> logits(seen, -std::numeric_limits<double>::infinity());
   double most = -std::numeric_limits<double>::infinity();
   for (uint32_t t = 0; t < seen; ++t) {
@@ -118,7 +118,7 @@ std::vector<double> Output(const Sequence& from, uint32_t layer, uint32_t head, 
   return output;
 }
 
-Drift Expect(const Sequence& from, uint32_t layer, const Window& window, const Kept& kept) {
+Drift Expect(const Sequence& from, uint32_t layer, const Queries& window, const Kept& kept) {
   const KvShape& shape = from.kv().shape;
   Drift drift;
   for (uint32_t q_head = 0; q_head < window.q_heads; ++q_head) {
@@ -143,7 +143,7 @@ Drift Expect(const Sequence& from, uint32_t layer, const Window& window, const K
   return drift;
 }
 
-void ExpectDrift(const Sequence& from, const Window& window, const Kept& kept, const std::string& what,
+void ExpectDrift(const Sequence& from, const Queries& window, const Kept& kept, const std::string& what,
                  uint64_t weights_at_once = kDriftWeights) {
   for (uint32_t layer = 0; layer < from.kv().shape.layers; ++layer) {
     const absl::StatusOr<Drift> drift = Measure(from, layer, window, kept, weights_at_once);
@@ -175,10 +175,10 @@ TEST(DriftTest, MatchesTheIndependentImplementation) {
                         [&](bool value, uint32_t layer, uint32_t token, uint32_t head, uint32_t dim) {
                           return one[value ? "v" : "k"][layer][token][head][dim].get<double>();
                         });
-    Window window{.queries = json["queries"],
-                  .q_heads = json["q_heads"],
-                  .scale = one["scale"],
-                  .behind = one["behind"]};
+    Queries window{.queries = json["queries"],
+                   .q_heads = json["q_heads"],
+                   .scale = one["scale"],
+                   .behind = one["behind"]};
     for (const Json& of_layer : one["q"]) {
       for (const Json& of_query : of_layer) {
         for (const Json& of_head : of_query) {
@@ -208,7 +208,7 @@ TEST(DriftTest, EveryTypeAndArrangement) {
                            .dtype = dtype,
                            .arrangement = arrangement,
                            .seed = 5 + static_cast<uint64_t>(arrangement)});
-      ExpectDrift(from, RandomWindow(from.kv().shape, 3, 4, 9), RandomKept(from.kv().shape, 2, 20, 3),
+      ExpectDrift(from, RandomQueries(from.kv().shape, 3, 4, 9), SomeKept(from.kv().shape, 2, 20, 3),
                   "type " + std::to_string(static_cast<int>(dtype)) + " arrangement " +
                       std::to_string(static_cast<int>(arrangement)));
     }
@@ -223,16 +223,16 @@ TEST(DriftTest, ShapesAtTheLimits) {
                                             {70, 40, 72, 64, 6},
                                             {1100, 8, 33, 2, 2}}) {
     const Sequence from({.tokens = tokens, .k_dim = k_dim, .v_dim = v_dim});
-    ExpectDrift(from, RandomWindow(from.kv().shape, queries, q_heads, 4),
-                RandomKept(from.kv().shape, 1, tokens / 2 + 1, 5), std::to_string(tokens) + " tokens");
+    ExpectDrift(from, RandomQueries(from.kv().shape, queries, q_heads, 4),
+                SomeKept(from.kv().shape, 1, tokens / 2 + 1, 5), std::to_string(tokens) + " tokens");
   }
 }
 
 TEST(DriftTest, WhereAllStayNothingMovesAndWhereNoneDoesAllIsGone) {
   const Sequence from({.tokens = 40});
   const KvShape& shape = from.kv().shape;
-  const Window window = RandomWindow(shape, 5, 4, 2);
-  const auto none = Measure(from, 1, window, RandomKept(shape, 1, shape.tokens, 1));
+  const Queries window = RandomQueries(shape, 5, 4, 2);
+  const auto none = Measure(from, 1, window, SomeKept(shape, 1, shape.tokens, 1));
   ASSERT_TRUE(none.ok()) << none.status();
   EXPECT_EQ(none->greatest, 0);
   EXPECT_EQ(none->rows, 20u);
@@ -253,7 +253,7 @@ TEST(DriftTest, WhatStaysMayBeFarBelowWhatLeaves) {
                         if (!value) return token == 4 ? 300.0 : static_cast<double>(token) / 4;
                         return token == 4 ? 1.0 : dim == 0 ? 2.0 : static_cast<double>(token);
                       });
-  Window window{.queries = 1, .q_heads = 1, .scale = 1, .values = {1}};
+  Queries window{.queries = 1, .q_heads = 1, .scale = 1, .values = {1}};
   const Kept kept = {{0, 1, 2, 3, 5, 6, 7, 8}};
   ExpectDrift(from, window, kept, "one token has all the attention");
 }
@@ -268,9 +268,9 @@ TEST(DriftTest, AKeyThatIsNotANumberIsLeftOutAndAValueIsRefused) {
   };
   const std::unique_ptr<Sequence> keys = with(false), values = with(true);
   const KvShape& shape = keys->kv().shape;
-  const Window window = RandomWindow(shape, 2, 4, 8);
-  ExpectDrift(*keys, window, RandomKept(shape, 2, 12, 5), "a key");
-  EXPECT_THAT(Measure(*values, 0, window, RandomKept(shape, 2, 12, 5)).status().ToString(),
+  const Queries window = RandomQueries(shape, 2, 4, 8);
+  ExpectDrift(*keys, window, SomeKept(shape, 2, 12, 5), "a key");
+  EXPECT_THAT(Measure(*values, 0, window, SomeKept(shape, 2, 12, 5)).status().ToString(),
               testing::StartsWith("DATA_LOSS: the outputs are not finite"));
 }
 
@@ -279,7 +279,7 @@ TEST(DriftTest, ValuesOfZeroDoNotMove) {
                                                                              uint32_t, uint32_t) {
     return value ? 0.0 : random->Normal();
   });
-  const auto drift = Measure(from, 0, RandomWindow(from.kv().shape, 2, 4, 8), {{1, 2, 3}});
+  const auto drift = Measure(from, 0, RandomQueries(from.kv().shape, 2, 4, 8), {{1, 2, 3}});
   ASSERT_TRUE(drift.ok()) << drift.status();
   EXPECT_EQ(drift->greatest, 0);
 }
@@ -310,9 +310,9 @@ TEST(DriftTest, ChecksNameTheNumbers) {
 // Fewer rows than there are fit at once.
 TEST(DriftTest, RowsComeInRounds) {
   const Sequence from({.tokens = 45});
-  const Window window = RandomWindow(from.kv().shape, 5, 4, 3);
+  const Queries window = RandomQueries(from.kv().shape, 5, 4, 3);
   for (const uint64_t weights : {1, 3 * 2 * 45, 20 * 2 * 45 - 1}) {
-    ExpectDrift(from, window, RandomKept(from.kv().shape, 2, 30, 3), std::to_string(weights) + " weights",
+    ExpectDrift(from, window, SomeKept(from.kv().shape, 2, 30, 3), std::to_string(weights) + " weights",
                 weights);
   }
 }
