@@ -104,7 +104,7 @@ class KvCompute {
   // The same of these arrays. RESOURCE_EXHAUSTED: the GPU is out of memory. REQUIRES: no destination is a source;
   // scorers::CheckMerge(request) is OK.
   virtual absl::StatusOr<MergeOutcome> Merge(const scorers::MergeRequest& request) = 0;
-  // The window's data was staged and lies on the device; the other arrays of the request are in this process's memory. DATA_LOSS: the
+  // The window's data was staged and lies on the device; the other arrays of the request are in this process's memory. OUT_OF_RANGE: the
   // outputs are not finite. RESOURCE_EXHAUSTED: the GPU is out of memory. REQUIRES: scorers::CheckDrift(request) is OK.
   virtual absl::StatusOr<scorers::Drift> Drift(const scorers::DriftRequest& request) = 0;
 };

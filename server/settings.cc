@@ -422,6 +422,10 @@ absl::Status ReadDaemonOptions(const CommandLine& line, DaemonOptions* daemon) {
                    absl::StrCat("the limits are 0 and --high-watermark, ", daemon->high_watermark));
   }
   if (daemon->tenant_share == 0) return BadFlag("tenant-share", "0", "no tenant could have any memory");
+  if (daemon->guard.share > 0 && daemon->guard.share < kLeastGuardShare) {
+    return BadFlag("guard-share", absl::StrCat(daemon->guard.share),
+                   absl::StrCat("must be 0, or ", kLeastGuardShare, " to 1"));
+  }
   if (daemon->guard.bound > 0 && daemon->guard.share == 0) {
     return BadFlag("guard-bound", absl::StrCat(daemon->guard.bound),
                    "needs --guard-share, without which nothing is measured");

@@ -40,7 +40,8 @@ absl::StatusOr<Drift> DriftOf(absl::Span<const float> drifts) {
   Drift drift{.rows = drifts.size()};
   for (const float of_row : drifts) {
     if (!std::isfinite(of_row)) {
-      return absl::DataLossError("the outputs are not finite, as a value that is attended to is not");
+      return absl::OutOfRangeError(
+          "the outputs are not finite, as a query, all of its keys or a value that is attended to are not");
     }
     drift.sum += of_row;
     drift.greatest = std::max<double>(drift.greatest, of_row);

@@ -30,7 +30,7 @@ absl::Status CheckDrift(const DriftRequest& request, uint64_t most_bytes);
 // Multiplications of a measurement, of queries with keys and of weights with values.
 double DriftProducts(const DriftRequest& request);
 
-// DATA_LOSS: some are not finite, as a value of V is not.
+// OUT_OF_RANGE: some are not finite, as a query, all of its keys or a value are not.
 absl::StatusOr<Drift> DriftOf(absl::Span<const float> drifts);
 
 // Fills context.drifts. REQUIRES: the arrays of `context` are those of ArrangeDrift.

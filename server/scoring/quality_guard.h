@@ -26,9 +26,10 @@ namespace kvpool {
 // A policy may move outputs by so many of their lengths: more is no bound.
 inline constexpr double kMostGuardBound = 100;
 inline constexpr uint32_t kMostGuardSamples = 4096;
+inline constexpr double kLeastGuardShare = 1e-6;
 
 struct GuardOptions {
-  double share = 0;       // This part of the operations that can be measured is; 0 to 1.
+  double share = 0;       // This part of those that can be measured is: 0, or kLeastGuardShare to 1.
   double bound = 0;       // 0 to kMostGuardBound; 0: it only measures.
   uint32_t samples = 32;  // 1 to kMostGuardSamples.
 };

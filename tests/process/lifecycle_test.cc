@@ -128,6 +128,7 @@ TEST(LifecycleTest, BadCommandLinesNameFlagValueAndLimits) {
       {"--score-workspace=-1", {"--score-workspace", "-1"}},
       {"--score-time=0s", {"--score-time", "0s"}},
       {"--guard-share=1.5", {"--guard-share", "1.5", "0 to 1"}},
+      {"--guard-share=1e-9", {"--guard-share", "1e-09", "1e-06"}},
       {"--guard-bound=0.2", {"--guard-bound", "0.2", "--guard-share"}},
       {"--guard-samples=0", {"--guard-samples", "0", "1 to 4096"}},
       {"--no_such_flag", {"kvpoold: no flag --no-such-flag; see --help"}},

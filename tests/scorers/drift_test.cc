@@ -271,7 +271,16 @@ TEST(DriftTest, AKeyThatIsNotANumberIsLeftOutAndAValueIsRefused) {
   const Queries window = RandomQueries(shape, 2, 4, 8);
   ExpectDrift(*keys, window, SomeKept(shape, 2, 12, 5), "a key");
   EXPECT_THAT(Measure(*values, 0, window, SomeKept(shape, 2, 12, 5)).status().ToString(),
-              testing::StartsWith("DATA_LOSS: the outputs are not finite"));
+              testing::StartsWith("OUT_OF_RANGE: the outputs are not finite"));
+}
+
+TEST(DriftTest, AQueryThatIsNotANumberIsRefused) {
+  const Sequence from({.tokens = 30});
+  Queries window = RandomQueries(from.kv().shape, 2, 4, 8);
+  window.values.back() = NAN;
+  const Kept kept = SomeKept(from.kv().shape, 1, 12, 5);
+  EXPECT_TRUE(Measure(from, 0, window, kept).ok());  // It is the other layer's.
+  EXPECT_EQ(Measure(from, 1, window, kept).status().code(), absl::StatusCode::kOutOfRange);
 }
 
 TEST(DriftTest, ValuesOfZeroDoNotMove) {

@@ -253,7 +253,7 @@ TEST_F(ScoreGuardTest, AMeasurementThatFailsFailsNothingElse) {
   Done(Run(engine_.get(), operation));
   EXPECT_EQ(Count(Only(), "failed"), 1u);
   EXPECT_EQ(Only().samples(), 0u);
-  EXPECT_NE(Only().last_failure().find("DATA_LOSS: the outputs are not finite"), std::string::npos)
+  EXPECT_NE(Only().last_failure().find("OUT_OF_RANGE: the outputs are not finite"), std::string::npos)
       << Only().last_failure();
   // Scores of recency need less than a measurement of so many heads.
   options_.score_workspace_bytes = 2200;
@@ -266,6 +266,50 @@ TEST_F(ScoreGuardTest, AMeasurementThatFailsFailsNothingElse) {
   EXPECT_EQ(Count(Only(), "failed"), 1u);
   EXPECT_NE(Only().last_failure().find("the limit is 2200 (--score-workspace)"), std::string::npos)
       << Only().last_failure();
+}
+
+TEST_F(ScoreGuardTest, AWindowThatDoesNotFitIsRefusedWhateverThePolicy) {
+  const auto refused = [&](const auto& change) {
+    v1::Operation operation = PruneBy("recency", true);
+    change(operation.mutable_prune()->mutable_signals()->mutable_window());
+    const v1::OperationResult result = Run(engine_.get(), operation);
+    EXPECT_EQ(result.code(), kInvalidArgument) << result.message();
+    engine_->Release(BlocksOf(operation));  // All is held still.
+    return result.message();
+  };
+  EXPECT_NE(refused([](v1::QueryWindow* window) {
+              window->mutable_data()->mutable_inlined()->pop_back();
+            }).find("window.data.inlined has 255 bytes; this sequence needs 256"),
+            std::string::npos);
+  refused([](v1::QueryWindow* window) {
+    window->set_q_heads(3);
+    window->mutable_data()->mutable_inlined()->resize(192);
+  });
+  refused([](v1::QueryWindow* window) {
+    window->set_queries(17);
+    window->mutable_data()->mutable_inlined()->resize(17 * 128);
+  });
+  EXPECT_EQ(Guard().policies_size(), 0);
+}
+
+// The window's queries may lie in blocks, as those of deep models do, and be newer than the sequence.
+TEST_F(ScoreGuardTest, QueriesInBlocksAndBehindTheSequenceAreMeasured) {
+  v1::Operation operation = PruneBy("recency", true);
+  v1::QueryWindow* const window = operation.mutable_prune()->mutable_signals()->mutable_window();
+  const std::string queries = window->data().inlined();
+  const std::vector<uint64_t> blocks = engine_->Lease(2);
+  // They begin in one block, within layer 0, and end in the next one.
+  const uint64_t offset = kScoredBlockBytes - 64;
+  auto* const first = reinterpret_cast<char*>(Element(blocks[0], false, 0, 0, 0, 0));
+  auto* const second = reinterpret_cast<char*>(Element(blocks[1], false, 0, 0, 0, 0));
+  std::copy(queries.begin(), queries.begin() + 64, first + offset);
+  std::copy(queries.begin() + 64, queries.end(), second);
+  window->clear_data();
+  for (const uint64_t block : blocks) window->mutable_data()->add_blocks(block);
+  window->mutable_data()->set_offset_bytes(offset);
+  window->set_behind(true);
+  Done(Run(engine_.get(), operation));
+  EXPECT_NEAR(Only().mean(), 0.8, 1e-4);
 }
 
 // ---- Against the definition, on random numbers

@@ -10,7 +10,8 @@
 //   Logits    of so many rows (queries) at once, for all tokens
 //   Outputs   two softmaxes side by side, each on the scale of its own greatest logit, and both outputs in one pass over V
 //
-// A token whose key gives a logit that is not finite takes no part. A value that is not finite makes the drifts of its queries NaN.
+// A token whose key gives a logit that is not finite takes no part; where none is left, as with a query that is not finite, the drift is NaN.
+// So it is where a value that counts is not finite.
 #ifndef KVPOOL_CUDA_SCORERS_PARTS_DRIFT_ROWS_H_
 #define KVPOOL_CUDA_SCORERS_PARTS_DRIFT_ROWS_H_
 
@@ -177,7 +178,7 @@ KVPOOL_HOST_DEVICE void DriftOutputs(const Team& team, const DriftContext& c, ui
   sum = team.Sum(sum);
   kept_sum = team.Sum(kept_sum);
   team.Sync();
-  const float share = sum > 0 ? static_cast<float>(1 / sum) : 0;
+  const float share = sum > 0 ? static_cast<float>(1 / sum) : NAN;
   const float kept_share = kept_sum > 0 ? static_cast<float>(1 / kept_sum) : 0;
   double whole = 0, moved = 0;
   // All lanes go around equally often, since the team makes the sums below.
