@@ -33,6 +33,9 @@ POLICIES = {  # What a row is called: (policy, parameters).
     "graphkv over snapkv": ("graphkv", {}),
     "mpcache": ("mpcache", {}),
     "lagkv": ("lagkv", {}),
+    "leverage": ("leverage", {"rope": "weights"}),
+    "compactor": ("compactor", {"rope": "weights"}),
+    "rkv": ("rkv", {}),
     "qfilters": ("qfilters", {}),
     "triattention": ("triattention", {}),
     "expected_attention": ("expected_attention", {}),
@@ -65,10 +68,33 @@ def _rotated_back(queries, base):
     return queries * cos + torch.cat([second, -first], 2) * sin
 
 
+def _rope_base(lab, cell):
+    config = lab.model(cell).config.get_text_config()
+    return config.rope_parameters.get("full_attention", config.rope_parameters)["rope_theta"]
+
+
+def _frequencies(lab, cell):
+    """[dim / 2], radians for each position."""
+    dim = lab.facts(cell).head_dim
+    return _rope_base(lab, cell) ** (-torch.arange(0, dim, 2) / dim)
+
+
+def _attention_of_chunks(lab, cell, record, size=256, sinks=8, recent=4):
+    """[layers, kv_heads, tokens]: what the tokens of a chunk attend of it, not causal and with no factor (Compactor); 0 for the ends."""
+    kv_heads, found = lab.facts(cell).kv_heads, []
+    for _, (query, key, _) in sorted(record.told.items()):
+        mass = torch.zeros(key.shape[1:3])
+        for first in range(sinks, key.shape[2] - recent, size):
+            chunk = slice(first, min(first + size, key.shape[2] - recent))
+            logits = torch.einsum("hgid,hjd->hgij", query[0, :, chunk].unflatten(0, (kv_heads, -1)).float(), key[0, :, chunk].float())
+            mass[:, chunk] = logits.softmax(-1).sum(2).mean(1)
+        found.append(mass)
+    return torch.stack(found)
+
+
 def _calibrated(lab, cell, told):
     """Weights by the queries that a record was told."""
-    config = lab.model(cell).config.get_text_config()
-    base = config.rope_parameters.get("full_attention", config.rope_parameters)["rope_theta"]
+    base = _rope_base(lab, cell)
     layers = [told[layer][0][0].transpose(0, 1).float() for layer in sorted(told)]  # Each [queries, q_heads, dim].
     if cell["policy"] != "qfilters":
         layers = [_rotated_back(layer, base) for layer in layers]
@@ -110,6 +136,12 @@ def options(lab, cell, record):
         return {"weights": lab.once(("weights", cell["model"], policy), lambda: _of_another_text(lab, cell))}
     if policy == "criticalkv":
         return {"weights": lab.once(("weights", cell["model"], policy), lambda: _projections(lab, cell))}
+    if policy == "leverage":
+        return {"weights": _frequencies(lab, cell)}
+    if policy == "compactor":
+        if not hasattr(record, "chunks"):
+            record.chunks = _attention_of_chunks(lab, cell, record)
+        return {"weights": _frequencies(lab, cell), "signals": {"mass": record.chunks}}
     if policy == "kvzip":
         ask = lab.tokenizer(cell)("\n\nRepeat the previous context exactly.\n", special=False)
         if not hasattr(record, "repeated"):
