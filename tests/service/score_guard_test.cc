@@ -157,6 +157,15 @@ TEST_F(ScoreGuardTest, APolicyThatDropsWhatIsAttendedIsTurnedOffUntilItIsReset) 
             "the guard knows of no drop by policy recency in space 9");
 }
 
+TEST_F(ScoreGuardTest, ADaemonThatStartsHasAllPoliciesOnAndMeasuresAnew) {
+  for (int i = 0; i < 3; ++i) Done(Run(engine_.get(), PruneBy("recency", true)));
+  EXPECT_TRUE(Only().off());
+  Restart(options_.guard);
+  EXPECT_EQ(Guard().policies_size(), 0);
+  for (int i = 0; i < 3; ++i) Done(Run(engine_.get(), PruneBy("recency", true)));
+  EXPECT_TRUE(Only().off());
+}
+
 TEST_F(ScoreGuardTest, AGoodPolicyStaysOn) {
   for (int i = 0; i < 5; ++i) Done(Run(engine_.get(), PruneBy("recency", false)));
   EXPECT_EQ(Count(Only(), "measured"), 5u);
