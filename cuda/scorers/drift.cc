@@ -43,7 +43,7 @@ absl::StatusOr<Drift> DriftOf(absl::Span<const float> drifts) {
       return absl::OutOfRangeError(
           "the outputs are not finite, as a query, all of its keys or a value that is attended to are not");
     }
-    drift.sum += of_row;
+    drift.sum += std::min<double>(of_row, kMostDrift);
     drift.greatest = std::max<double>(drift.greatest, of_row);
   }
   return drift;

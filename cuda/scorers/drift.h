@@ -16,6 +16,9 @@ namespace kvpool::scorers {
 // The newest queries of a window that are measured: so many say what all of them would, and bound what a long window costs.
 inline constexpr uint32_t kMostDriftQueries = 64;
 
+// In the sum a drift counts as this at most: an output whose values nearly cancel has no length to speak of, and would decide alone.
+inline constexpr double kMostDrift = 10;
+
 // The drifts of queries and query heads.
 struct Drift {
   double sum = 0;

@@ -135,7 +135,7 @@ Drift Expect(const Sequence& from, uint32_t layer, const Queries& window, const 
         moved += (all[d] - rest[d]) * (all[d] - rest[d]);
       }
       const double of_row = whole > 0 ? std::sqrt(moved / whole) : moved > 0 ? 1 : 0;
-      drift.sum += of_row;
+      drift.sum += std::min(of_row, 10.0);
       drift.greatest = std::max(drift.greatest, of_row);
       ++drift.rows;
     }
@@ -281,6 +281,19 @@ TEST(DriftTest, AQueryThatIsNotANumberIsRefused) {
   const Kept kept = SomeKept(from.kv().shape, 1, 12, 5);
   EXPECT_TRUE(Measure(from, 0, window, kept).ok());  // It is the other layer's.
   EXPECT_EQ(Measure(from, 1, window, kept).status().code(), absl::StatusCode::kOutOfRange);
+}
+
+// The only token that stays has a value of 1, and all together of 1/1000.
+TEST(DriftTest, AnOutputThatNearlyCancelsDoesNotDecideAlone) {
+  const Sequence from({.layers = 1, .tokens = 2, .heads = 1, .k_dim = 1, .v_dim = 1},
+                      [](bool value, uint32_t, uint32_t token, uint32_t, uint32_t) {
+                        return !value ? 1.0 : token == 0 ? 1.0 : -0.998;
+                      });
+  const Queries window{.queries = 1, .q_heads = 1, .values = {1}};
+  const auto drift = Measure(from, 0, window, {{0}});
+  ASSERT_TRUE(drift.ok()) << drift.status();
+  EXPECT_EQ(drift->sum, 10);
+  EXPECT_NEAR(drift->greatest, 999, 1);
 }
 
 TEST(DriftTest, ValuesOfZeroDoNotMove) {

@@ -50,7 +50,7 @@ def case(per_head, kept_tokens, scale, behind):
                 drifts.append(math.dist(whole, rest) / math.hypot(*whole))
     of_layer = len(drifts) // L
     return {"k": k, "v": v, "q": q, "kept": kept, "scale": scale, "behind": behind,
-            "sums": [math.fsum(drifts[i * of_layer:(i + 1) * of_layer]) for i in range(L)],
+            "sums": [math.fsum(min(d, 10) for d in drifts[i * of_layer:(i + 1) * of_layer]) for i in range(L)],
             "greatest": [max(drifts[i * of_layer:(i + 1) * of_layer]) for i in range(L)]}
 
 
