@@ -10,6 +10,7 @@
 //              copied
 //   Gather     copies rows of K and V into other blocks
 //   Merge      does so too, and merges the rows that are not copied into those that are
+//   Drift      measures how far a layer's attention output moves when tokens leave; it changes nothing
 //
 // Block addresses are as Slab::address() gives them (cuda/device.h). The workspace grows with the largest call
 // so far and is kept until destruction. Plan may be called from any thread at any time; of all other calls at
@@ -26,6 +27,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "cuda/scorers/drift.h"
 #include "cuda/scorers/gather.h"
 #include "cuda/scorers/merge.h"
 #include "cuda/scorers/score.h"
@@ -102,6 +104,9 @@ class KvCompute {
   // The same of these arrays. RESOURCE_EXHAUSTED: the GPU is out of memory. REQUIRES: no destination is a source;
   // scorers::CheckMerge(request) is OK.
   virtual absl::StatusOr<MergeOutcome> Merge(const scorers::MergeRequest& request) = 0;
+  // The window's data was staged and lies on the device; the other arrays of the request are in this process's memory. OUT_OF_RANGE: the
+  // outputs are not finite. RESOURCE_EXHAUSTED: the GPU is out of memory. REQUIRES: scorers::CheckDrift(request) is OK.
+  virtual absl::StatusOr<scorers::Drift> Drift(const scorers::DriftRequest& request) = 0;
 };
 
 struct KvComputeOptions {

@@ -64,6 +64,8 @@ absl::StatusOr<ScoreKernels> ScoreKernels::Load(const std::shared_ptr<const Cuda
   kernels.merge_norms = find("kvpool_score_merge_norms");
   kernels.link = find("kvpool_score_link");
   kernels.merge = find("kvpool_score_merge");
+  kernels.drift_logits = find("kvpool_score_drift_logits");
+  kernels.drift_outputs = find("kvpool_score_drift_outputs");
   kernels.copy_pieces = find("kvpool_score_copy_pieces");
   kernels.count_digits = find("kvpool_score_count_digits");
   kernels.count_tile = find("kvpool_score_count_tile");

@@ -39,6 +39,7 @@ class ScoreKernels {
   CudaKernel unpack, anchors, queries, reduce_planes, reduce_tokens;
   CudaKernel gather, copy_pieces;
   CudaKernel merge_norms, link, merge;
+  CudaKernel drift_logits, drift_outputs;
   CudaKernel count_digits, count_tile, victims;
 
  private:

@@ -94,6 +94,15 @@ class HostKvCompute final : public KvCompute {
                         .merged = {context.merged, context.merged + planes}};
   }
 
+  absl::StatusOr<scorers::Drift> Drift(const scorers::DriftRequest& request) override {
+    scorers::DriftContext context;
+    GrowWorkspace(scorers::ArrangeDrift(request, 0, &context));
+    context = {};
+    scorers::ArrangeDrift(request, workspace_->address(), &context);
+    scorers::MeasureDrift(context, &workers_);
+    return scorers::DriftOf({context.drifts, context.rows});
+  }
+
  private:
   void GrowWorkspace(size_t bytes) {
     if (workspace_ != nullptr && workspace_->bytes() >= bytes) return;

@@ -5,6 +5,7 @@
 #include "cuda/kernels/cuda_team.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/scorers/parts/context.h"
+#include "cuda/scorers/parts/drift_rows.h"
 #include "cuda/scorers/parts/features.h"
 #include "cuda/scorers/parts/gather_rows.h"
 #include "cuda/scorers/parts/merge_rows.h"
@@ -114,6 +115,18 @@ KVPOOL_KERNEL(kBlockThreads, 1) kvpool_score_link(const __grid_constant__ MergeC
 // x: destination block; y: layer.
 KVPOOL_KERNEL(kBlockThreads, 1) kvpool_score_merge(const __grid_constant__ MergeContext context) {
   MergeLayer(CudaTeam(), context, blockIdx.x, blockIdx.y);
+}
+
+// x: share of a row's tokens, of so many rows from the first on; a row's shares are neighbours.
+KVPOOL_KERNEL(kBlockThreads, 1)
+kvpool_score_drift_logits(const __grid_constant__ DriftContext context, uint32_t first_row, uint32_t shares) {
+  const uint32_t begin = blockIdx.x % shares * kDriftTokens;
+  DriftLogits(CudaTeam(), context, first_row, blockIdx.x / shares, begin, begin + kDriftTokens);
+}
+// x: row, of those from the first on.
+KVPOOL_KERNEL(kBlockThreads, 1)
+kvpool_score_drift_outputs(const __grid_constant__ DriftContext context, uint32_t first_row) {
+  DriftOutputs(CudaTeam(), context, first_row, blockIdx.x);
 }
 
 // x: piece.

@@ -5,7 +5,9 @@
 //   scored     scores of each rank's heads                            the runner of its device, under no lock
 //   answered   ranks joined, victims chosen, `result` filled          the runner that did the last part
 //   gathered   Compact: rows that stay are in their blocks;           the runner of each rank's device
-//              Select: positions written to blocks, if asked for
+//              Select: positions written to blocks, if asked for;
+//              in the guard's sample (quality_guard.h): drift measured
+//              before that, of the blocks as they are
 //   over       holds given back, answered, parked verbs resumed       the last runner, under the mutex
 //
 // From prepared to over the operation is counted in Session::device_operations: as long as it is, no end of
@@ -17,11 +19,13 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "cuda/kv_compute.h"
 #include "cuda/scorers/rank_rows.h"
 #include "cuda/scorers/select.h"
@@ -45,6 +49,7 @@ struct StagedArray {
 struct StagedSignals {
   std::vector<StagedArray> arrays;
   scorers::Signals relative;
+  std::optional<size_t> window;  // The place in `arrays` of the window's queries, if they were given.
   size_t bytes = 0;
 };
 inline constexpr uint64_t kStagingOrigin = 64;
@@ -94,6 +99,8 @@ struct RankOutcome {
   std::vector<scorers::AttentionSpread> spreads;
   std::vector<double> densities;
   MergeOutcome merge;  // Compact with DISPOSITION_MERGE, once its rows are moved.
+  // That of the operation's drift_layer, once it is measured.
+  absl::StatusOr<scorers::Drift> drift = absl::UnavailableError("it was not measured");
 };
 
 struct RankWork {
@@ -125,7 +132,8 @@ struct DeviceOperation {
   std::atomic<bool> abandoned{false};  // Its session has ended, and nobody waits for the answer.
   std::atomic<uint32_t> parts_out{0};  // Parts of this round, scoring or gathering, that are not done.
   bool answered = false;
-  double seconds = 0;  // Time on rank 0's device.
+  std::optional<uint32_t> drift_layer;  // Its drift is measured in this layer.
+  double seconds = 0;                   // Time on rank 0's device.
 
   // ---- What came of it
   absl::Status status;

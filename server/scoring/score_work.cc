@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/support/status_macros.h"
+#include "server/scoring/drift_sample.h"
 
 namespace kvpool {
 namespace {
@@ -17,6 +18,20 @@ constexpr size_t kRecordAlignment = 64;
 
 size_t RecordBytes(const scorers::ScorePlan& plan) {
   return (plan.record.floats * sizeof(float) + kRecordAlignment - 1) / kRecordAlignment * kRecordAlignment;
+}
+
+// The bytes [begin, begin + bytes) of an array that lies in these pieces.
+std::vector<KvPiece> PartOf(const std::vector<KvPiece>& pieces, uint64_t begin, uint64_t bytes) {
+  std::vector<KvPiece> part;
+  for (const KvPiece& piece : pieces) {
+    const uint64_t skipped = std::min<uint64_t>(begin, piece.bytes);
+    const uint64_t taken = std::min<uint64_t>(bytes, piece.bytes - skipped);
+    begin -= skipped;
+    bytes -= taken;
+    if (taken > 0)
+      part.push_back({.address = piece.address + skipped, .bytes = taken, .in_block = piece.in_block});
+  }
+  return part;
 }
 
 template <typename T>
@@ -56,8 +71,9 @@ absl::Status ScoreWork::CheckWorkspace(const Part& part, size_t unkept_bytes) co
       workspace_limit_bytes_, " (--score-workspace)"));
 }
 
-absl::Status ScoreWork::CheckTime(const DeviceOperation& operation, uint32_t rank) const {
-  double products = 0, seconds = 0;
+absl::Status ScoreWork::CheckTime(const DeviceOperation& operation, uint32_t rank,
+                                  const scorers::ScorePlan& besides) const {
+  double products = besides.products + besides.window_products, seconds = compute_.SecondsFor(besides);
   for (const SequenceWork& sequence : operation.sequences) {
     const scorers::ScorePlan& plan = sequence.shares[rank].plan;
     products += plan.products + plan.window_products;
@@ -196,6 +212,30 @@ absl::Status ScoreWork::Gather(DeviceOperation* operation, uint32_t rank) {
   }
   if (Merges(*operation)) return Merge(operation, rank, gather);
   return compute_.Gather(gather);
+}
+
+absl::StatusOr<scorers::Drift> ScoreWork::MeasureDrift(const DeviceOperation& operation, uint32_t rank) {
+  const SequenceWork& sequence = operation.sequences[0];
+  const scorers::QueryWindow& given = sequence.signals.relative.window;
+  scorers::DriftRequest request{
+      .kv = sequence.shares[rank].kv, .layer = *operation.drift_layer, .window = given};
+  request.window.queries = std::min(given.queries, scorers::kMostDriftQueries);
+  request.kept_head_stride = KeepsByHead(operation) ? request.words() : 0;
+  RETURN_IF_ERROR(scorers::CheckDrift(request, workspace_limit_bytes_));  // It also bounds the bits below.
+  scorers::ScorePlan besides;
+  besides.products = scorers::DriftProducts(request);
+  RETURN_IF_ERROR(CheckTime(operation, rank, besides));
+  const uint64_t bytes = request.window.queries * given.query_stride_bytes;
+  RETURN_IF_ERROR(Reserve(&staging_, bytes));
+  // The newest queries of the layer are its last.
+  const uint64_t begin = (request.layer + 1) * given.layer_stride_bytes - bytes;
+  RETURN_IF_ERROR(
+      compute_.Stage(PartOf(sequence.signals.arrays[*sequence.signals.window].by_rank[rank], begin, bytes),
+                     staging_->address()));
+  request.window.data = reinterpret_cast<const void*>(staging_->address());
+  const std::vector<uint32_t> kept = KeptBits(operation, rank);
+  request.kept = kept.data();
+  return compute_.Drift(request);
 }
 
 absl::Status ScoreWork::PutPositions(const DeviceOperation& operation, uint32_t rank) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "cuda/kv_compute.h"
 #include "server/scoring/device_operation.h"
@@ -37,6 +38,9 @@ class ScoreWork {
   absl::Status Score(DeviceOperation* operation, uint32_t rank);
   // RESOURCE_EXHAUSTED: a merge is too large, or needs more workspace than the limit.
   absl::Status Gather(DeviceOperation* operation, uint32_t rank);
+  // Measures what the operation does to attention outputs of its drift_layer, from blocks as they were before it. An error changes
+  // nothing. RESOURCE_EXHAUSTED: it takes more workspace than the limit, or the operation would multiply for longer with it.
+  absl::StatusOr<scorers::Drift> MeasureDrift(const DeviceOperation& operation, uint32_t rank);
   // Writes the rank's positions of a selection to its blocks.
   absl::Status PutPositions(const DeviceOperation& operation, uint32_t rank);
   FeatureStats feature_stats() const { return features_.stats(); }
@@ -56,7 +60,9 @@ class ScoreWork {
   absl::Status FindFeatures(const Part& part, uint32_t* blocks_read);
   absl::Status Reserve(std::unique_ptr<KvBuffer>* buffer, size_t bytes);
   // What is under way on a device can't be stopped, and all others wait for it: it is refused before.
-  absl::Status CheckTime(const DeviceOperation& operation, uint32_t rank) const;
+  // `besides` is what it does beside its plans.
+  absl::Status CheckTime(const DeviceOperation& operation, uint32_t rank,
+                         const scorers::ScorePlan& besides = {}) const;
   absl::Status CheckTime(double products, double seconds) const;
   absl::Status CheckWorkspace(const Part& part, size_t unkept_bytes) const;
 

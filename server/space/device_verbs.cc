@@ -9,6 +9,7 @@
 #include "proto/support/check.h"
 #include "proto/support/status_macros.h"
 #include "server/scoring/budget_plan.h"
+#include "server/scoring/drift_sample.h"
 #include "server/scoring/sequence_shape.h"
 #include "server/space/in_parts.h"
 
@@ -122,6 +123,12 @@ absl::Status DeviceVerbs::CheckCanRun() const {
     if (rank.runner == nullptr) return rank.why;
   }
   return absl::OkStatus();
+}
+
+absl::Status DeviceVerbs::CheckGuard(const DeviceOperation& operation) const {
+  QualityGuard* const guard = runners_[0].runner->options().guard;
+  if (guard == nullptr || !IsGuarded(operation.request)) return absl::OkStatus();
+  return guard->Admit(operation.space, operation.policy);
 }
 
 absl::StatusOr<std::shared_ptr<DeviceOperation>> DeviceVerbs::Prepare(Turn& turn, Session* session,
@@ -363,7 +370,7 @@ absl::Status DeviceVerbs::PreparePrune(Turn& turn, const v1::Prune& prune, Devic
                            &work));
   operation->policy = work.request.policy.facts().name;
   SetProtection(prune, work, operation);
-  return absl::OkStatus();
+  return CheckGuard(*operation);
 }
 
 absl::Status DeviceVerbs::PrepareCompact(Turn& turn, const v1::Compact& compact, DeviceOperation* operation) {
@@ -400,6 +407,7 @@ absl::Status DeviceVerbs::PrepareCompact(Turn& turn, const v1::Compact& compact,
                              &work));
     operation->policy = work.request.policy.facts().name;
     SetProtection(compact, work, operation);
+    RETURN_IF_ERROR(CheckGuard(*operation));
     kept = shape.tokens - scorers::TokensOverBudget(work.request.policy, shape, operation->budget_tokens);
     rows = work.rows();
   }

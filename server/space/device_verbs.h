@@ -67,6 +67,8 @@ class DeviceVerbs {
 
  private:
   absl::Status CheckCanRun() const;
+  // FAILED_PRECONDITION: the quality guard has turned the operation's policy off.
+  absl::Status CheckGuard(const DeviceOperation& operation) const;
   absl::Status PrepareSequence(Turn& turn, const Session& session, const v1::Sequence& sequence,
                                SequenceWork* work);
   absl::Status PrepareScore(Turn& turn, const v1::Score& score, DeviceOperation* operation);

@@ -14,7 +14,7 @@ import torch
 import kvpool
 from kvpool_transformers import KvPoolCache, fingerprint_of, open_session
 from kvpool_transformers.model import ModelFacts
-from daemon import KeptDaemon
+from daemon import Daemon, KeptDaemon
 from models import DEVICE, PLACE, gemma, generate, llama, prompt
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -216,6 +216,47 @@ def test_a_prompt_keeps_what_its_last_queries_attend(daemon, scope, window):
                 assert torch.equal(kept[head, 64:], all_of_it[head, -window:])
 
 
+@pytest.fixture
+def guarding():
+    daemon = Daemon(capacity="64MiB", slab="16MiB", device=DEVICE, flags=["--guard-share=1", "--guard-bound=0.0001", "--guard-samples=3"])
+    yield daemon
+    daemon.close()
+
+
+def test_the_guard_measures_what_the_models_attention_loses(guarding):
+    """Against the model's own queries, K and V in PyTorch; then the policy is off, and an operator turns it on."""
+    model, ids = llama(), prompt(150)
+
+    with open_session(model, signals=True, socket=guarding.socket) as session, torch.no_grad():
+        means = []
+        for sample, measured in enumerate([0, 1, 0]):  # The layers that have their turns.
+            whole, cache = KvPoolCache(session), KvPoolCache(session, policy="recency", budget=48, guard=True, window=8)
+            asked = []
+            whole.observed = lambda layer, query, key, scaling: asked.append((query[0, :, -8:], key[0], scaling))
+            for each in (whole, cache):
+                model(ids, past_key_values=each)
+                each.settle()
+            query, key, scaling = asked[measured]
+            value = whole.layers[measured].v[torch.tensor(whole._sequence.ids)].flatten(0, 1)[:150].transpose(0, 1)
+            logits = torch.einsum("hgqd,htd->hgqt", query.unflatten(0, (2, -1)), key) * scaling
+            logits[..., torch.arange(150) > torch.arange(142, 150)[:, None]] = -torch.inf
+            outputs = torch.einsum("hgqt,htd->hgqd", logits.softmax(-1), value)
+            logits[..., :102] = -torch.inf  # The most recent 48 stay.
+            moved = torch.einsum("hgqt,htd->hgqd", logits.softmax(-1), value) - outputs
+            means.append(float((moved.norm(dim=-1) / outputs.norm(dim=-1)).mean()))
+            found = guarding.ctl("guard")["policies"][0]
+            assert found["samples"] == sample + 1 and found["off"] == (sample == 2)
+            assert found["mean"] == pytest.approx(sum(means) / len(means), rel=1e-4)
+        with pytest.raises(kvpool.FailedPreconditionError, match="policy recency is off in space 1"):
+            generate(model, ids, KvPoolCache(session, policy="recency", budget=48, guard=True))
+        assert len(generate(model, ids, KvPoolCache(session, policy="keydiff", budget=48), tokens=40)) == 40
+        guarding.ctl("guard", "--on=recency", "--space=1")
+        assert len(generate(model, ids, KvPoolCache(session, policy="recency", budget=140, guard=True), tokens=6)) == 6
+        keydiff, recency = guarding.ctl("guard")["policies"]
+        assert keydiff["policy"] == "keydiff" and set(keydiff["operations"]) == {"no_window"}
+        assert recency["operations"] == {"measured": "5"} and recency["samples"] == 2 and not recency["off"]
+
+
 @pytest.mark.parametrize("scope", ["sequence", "head"])
 def test_what_leaves_is_merged(daemon, scope):
     """Against D2O's formulas in PyTorch, from the whole sequence's K and V and those positions that a cache that drops has kept."""
@@ -369,9 +410,11 @@ def test_bad_input(daemon):
             KvPoolCache(session, policy="keydiff", budget=32, disposition="keep")
         with pytest.raises(ValueError, match="merge_threshold goes with disposition='merge'"):
             KvPoolCache(session, policy="keydiff", budget=32, merge_threshold=0.5)
-        for told in ({"scope": "head"}, {"disposition": "merge"}, {"weights": torch.ones(4)}, {"signals": {"peak": torch.ones(3, 2, 10)}}):
+        for told in ({"scope": "head"}, {"disposition": "merge"}, {"weights": torch.ones(4)}, {"guard": True}, {"signals": {"peak": torch.ones(3, 2, 10)}}):
             with pytest.raises(ValueError, match="go with a policy"):
                 KvPoolCache(session, **told)
+        with pytest.raises(ValueError, match="guard=True goes by queries"):
+            KvPoolCache(session, policy="keydiff", budget=32, guard=True)
         with pytest.raises(ValueError, match=r"signals\['peak'\] is \[2, 3, 10\]; must be \[3, 2, tokens\]"):
             KvPoolCache(session, policy="kvzip", budget=32, signals={"peak": torch.ones(2, 3, 10)})
         with pytest.raises(ValueError, match=r"signals\['peak'\] tells of 101 tokens, and the budget is first exceeded by 100"):

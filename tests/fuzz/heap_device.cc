@@ -62,6 +62,10 @@ class WatchedKvCompute final : public KvCompute {
     RETURN_IF_ERROR(on_call_());
     return compute_->Merge(request);
   }
+  absl::StatusOr<scorers::Drift> Drift(const scorers::DriftRequest& request) override {
+    RETURN_IF_ERROR(on_call_());
+    return compute_->Drift(request);
+  }
 
  private:
   const std::unique_ptr<KvCompute> compute_;

@@ -35,6 +35,10 @@ class HeldKvCompute final : public KvCompute {
     RETURN_IF_ERROR(hold_.Pass());
     return compute_->Merge(request);
   }
+  absl::StatusOr<scorers::Drift> Drift(const scorers::DriftRequest& request) override {
+    RETURN_IF_ERROR(hold_.Pass());
+    return compute_->Drift(request);
+  }
 
  private:
   const std::unique_ptr<KvCompute> compute_;

@@ -12,6 +12,7 @@
 #include "cuda/scorers/host/host_logit_tile.h"
 #include "cuda/scorers/host/host_team.h"
 #include "cuda/scorers/parts/context.h"
+#include "cuda/scorers/parts/drift_rows.h"
 #include "cuda/scorers/parts/features.h"
 #include "cuda/scorers/parts/gather_rows.h"
 #include "cuda/scorers/parts/merge_rows.h"
@@ -149,8 +150,11 @@ constexpr auto kAnchors =
     Bind<kOfContext, [](const ThreadBlock& b, const ScoreContext& c) { MakeAnchor(HostTeam(), c, b.x); },
          ScoreContext>;
 constexpr auto kQueries =
-    Bind<kOfContext, [](const ThreadBlock& b, const ScoreContext& c) { LoadQueries(HostTeam(), c, b.x); },
-         ScoreContext>;
+    Bind<[](const Grid&, const ScoreContext& c) {
+      return Writes(c.queries, c.shape().planes() * c.QueryFloats()) &&
+             Writes(c.query_peaks, uint64_t{c.shape().planes()} * c.WindowRows());
+    },
+         [](const ThreadBlock& b, const ScoreContext& c) { LoadQueries(HostTeam(), c, b.x); }, ScoreContext>;
 
 // The grid is that of GPU teams, whose packs are smaller, so each takes a share of the host's packs.
 constexpr auto kReducePlanes =
@@ -216,6 +220,27 @@ constexpr auto kMerge =
     },
          [](const ThreadBlock& b, const MergeContext& c) { MergeLayer(HostTeam(), c, b.x, b.y); },
          MergeContext>;
+bool ReachesDrift(const DriftContext& c) {
+  const KvShape& shape = c.score.shape();
+  const uint64_t words = shape.tokens / 32 + (shape.tokens % 32 != 0),
+                 weights = uint64_t{c.at_once} * shape.tokens;
+  return ReachesBlocks(c.score.kv, c.score.kv.blocks, shape.blocks(), PROT_READ) &&
+         Reads(c.kept, (shape.kv_heads - 1) * c.kept_head_stride + words) && Writes(c.weights, weights) &&
+         Writes(c.kept_weights, weights) && Writes(c.drifts, c.rows);
+}
+constexpr auto kDriftLogits =
+    Bind<[](const Grid&, const DriftContext& c, uint32_t, uint32_t) { return ReachesDrift(c); },
+         [](const ThreadBlock& b, const DriftContext& c, uint32_t first_row, uint32_t shares) {
+           const uint32_t begin = b.x % shares * kDriftTokens;
+           DriftLogits(HostTeam(), c, first_row, b.x / shares, begin, begin + kDriftTokens);
+         },
+         DriftContext, uint32_t, uint32_t>;
+constexpr auto kDriftOutputs =
+    Bind<[](const Grid&, const DriftContext& c, uint32_t) { return ReachesDrift(c); },
+         [](const ThreadBlock& b, const DriftContext& c, uint32_t first_row) {
+           DriftOutputs(HostTeam(), c, first_row, b.x);
+         },
+         DriftContext, uint32_t>;
 constexpr auto kCopyPieces =
     Bind<[](const Grid& grid, const PieceCopy* pieces) {
       return Reads(pieces, grid.x) && std::all_of(pieces, pieces + grid.x, [](const PieceCopy& piece) {
@@ -287,6 +312,8 @@ const HostKernel kKernels[] = {
     {"kvpool_score_merge_norms", kMergeNorms},
     {"kvpool_score_link", kLink},
     {"kvpool_score_merge", kMerge},
+    {"kvpool_score_drift_logits", kDriftLogits},
+    {"kvpool_score_drift_outputs", kDriftOutputs},
     {"kvpool_score_copy_pieces", kCopyPieces},
     {"kvpool_score_count_digits", kCountDigits},
     {"kvpool_score_count_tile", kCountTile},

@@ -98,13 +98,15 @@ class KvPoolCache(Cache):
     salt_from  the salt counts from the block that holds this token of the prompt on: what is in front, such as a system prompt, is
               shared with everybody. 0: it is in every key. Without a salt it changes nothing.
     window    queries kept for policies that go by the last ones
+    guard     the last queries, as many of them as a request carries, go with each prune and compaction whatever the policy, for the daemon to measure
+              what it costs (`kvpoold --guard-share`). Where it has turned the policy off, generation raises kvpool.FailedPreconditionError
     wait_ms   how long the prompt may wait for what is in a tier below the pool (`kvpoold --tier`); 0: not
     """
 
     def __init__(self, session: kvpool.Session, *, prompt: Any = None, policy: str | None = None, params: Mapping[str, Any] | None = None,
                  budget: int | None = None, scope: str = "sequence", disposition: str = "drop", merge_threshold: float | None = None,
                  weights: Any = None, signals: Mapping[str, Any] | None = None, protection: kvpool.Protection | None = None, seal: bool = True, salt: bytes = b"",
-                 salt_from: int = 0, extra_keys: Sequence[bytes] = (), window: int = 32, timeout: float = 30.0, wait_ms: int = 0) -> None:
+                 salt_from: int = 0, extra_keys: Sequence[bytes] = (), window: int = 32, guard: bool = False, timeout: float = 30.0, wait_ms: int = 0) -> None:
         self.session = session
         self.facts = model.facts_of(session)
         if (policy is None) != (budget is None):
@@ -116,8 +118,8 @@ class KvPoolCache(Cache):
             raise ValueError(f"disposition is '{disposition}'; must be one of {', '.join(_DISPOSITIONS)}")
         if merge_threshold is not None and disposition != "merge":
             raise ValueError("merge_threshold goes with disposition='merge'")
-        if policy is None and (scope != "sequence" or weights is not None or signals or disposition != "drop"):
-            raise ValueError("scope, disposition, weights and signals go with a policy")
+        if policy is None and (scope != "sequence" or weights is not None or signals or disposition != "drop" or guard):
+            raise ValueError("scope, disposition, weights, signals and guard go with a policy")
         self._dispose: dict[str, Any] = {"disposition": disposition, "merge_thresholds": [] if merge_threshold is None else [merge_threshold]}
         self._scope = scope
         self._weights = None if weights is None else torch.as_tensor(weights, dtype=torch.float32).detach().cpu().contiguous()
@@ -135,6 +137,9 @@ class KvPoolCache(Cache):
         self._wants_latest, self._wants_window = bool(told & _LATEST), bool(told & _WINDOW)
         if (self._wants_mass or self._wants_latest or self._wants_window) and not self.facts.signals:
             raise ValueError(f"policy {policy} goes by attention: open_session(model, signals=True)")
+        if guard and not self.facts.signals:
+            raise ValueError("guard=True goes by queries: open_session(model, signals=True)")
+        self._keeps_queries, self._scaling = guard or self._wants_window, 0.0
         self.resident = self.logical = 0  # Tokens in blocks; tokens that there have been.
         self.shared = 0  # Tokens that were found and not computed.
         self.dropped = 0
@@ -255,7 +260,8 @@ class KvPoolCache(Cache):
 
     def observed(self, layer: int, query: torch.Tensor, key: torch.Tensor, scaling: float) -> None:
         """Called by attention, with rotated queries and the keys that `write` returned."""
-        if self._wants_window:
+        if self._keeps_queries:
+            self._scaling = scaling
             before = self._queries[layer]
             now = query[0].transpose(0, 1)[-self._window:].to(self.facts.dtype)  # [queries, q_heads, dim]
             self._queries[layer] = now if before is None else torch.cat([before, now])[-self._window:]
@@ -306,8 +312,16 @@ class KvPoolCache(Cache):
             given = told(queries)  # In blocks it is of the layout's type, which it has.
             window = kvpool.QueryWindow(given) if isinstance(given, torch.Tensor) else kvpool.QueryWindow(
                 given, queries=queries.shape[1], q_heads=queries.shape[2])
+        elif self._keeps_queries:
+            window = self._guards_window()
         # Positions go on whatever was dropped: the newest token's is not the number of those that are left.
         return kvpool.Scorer(self._policy, self._params, signals=signals, window=window, now=float(self.logical - 1))
+
+    def _guards_window(self) -> kvpool.QueryWindow | None:
+        """Of the newest queries as many as a request carries; None: it can't carry one."""
+        queries = torch.stack(self._queries)
+        carried = min(_INLINED_BYTES // queries[:, :1].nbytes, self.resident)
+        return kvpool.QueryWindow(queries[:, -carried:].cpu().contiguous(), scale=self._scaling) if carried > 0 else None
 
     def _hold_budget(self, tokens: int) -> None:
         size = self.facts.tokens_per_block
