@@ -10,6 +10,7 @@
 //              copied
 //   Gather     copies rows of K and V into other blocks
 //   Merge      does so too, and merges the rows that are not copied into those that are
+//   KeepLow    writes rows of K and V to other blocks in low precision
 //
 // Block addresses are as Slab::address() gives them (cuda/device.h). The workspace grows with the largest call
 // so far and is kept until destruction. Plan may be called from any thread at any time; of all other calls at
@@ -27,6 +28,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "cuda/scorers/gather.h"
+#include "cuda/scorers/low.h"
 #include "cuda/scorers/merge.h"
 #include "cuda/scorers/score.h"
 
@@ -102,6 +104,9 @@ class KvCompute {
   // The same of these arrays. RESOURCE_EXHAUSTED: the GPU is out of memory. REQUIRES: no destination is a source;
   // scorers::CheckMerge(request) is OK.
   virtual absl::StatusOr<MergeOutcome> Merge(const scorers::MergeRequest& request) = 0;
+  // The same of these arrays. RESOURCE_EXHAUSTED: the GPU is out of memory, or takes no launch of so many records. REQUIRES: no
+  // destination is a source.
+  virtual absl::Status KeepLow(const scorers::LowRequest& request) = 0;
 };
 
 struct KvComputeOptions {

@@ -94,6 +94,11 @@ class HostKvCompute final : public KvCompute {
                         .merged = {context.merged, context.merged + planes}};
   }
 
+  absl::Status KeepLow(const scorers::LowRequest& request) override {
+    scorers::KeepLow(request, &workers_);
+    return absl::OkStatus();
+  }
+
  private:
   void GrowWorkspace(size_t bytes) {
     if (workspace_ != nullptr && workspace_->bytes() >= bytes) return;

@@ -158,10 +158,7 @@ void DeviceRunner::Advance(const Operation& operation) {
   if (operation->status.ok() && !operation->answered) {
     operation->status = AnswerOperation(operation.get());
     operation->answered = true;
-    const bool more = operation->settled < operation->kept_tokens || !operation->ranks[0].into.empty();
-    if (operation->status.ok() && more) {
-      return SendParts(operation, /*in_front=*/true);
-    }
+    if (operation->status.ok() && Moves(*operation)) return SendParts(operation, /*in_front=*/true);
   } else if (operation->status.ok()) {
     AnswerMerge(operation.get());
   }
