@@ -16,7 +16,7 @@
 namespace kvpool {
 
 struct LowOptions {
-  uint32_t planes = 0;  // of one rank: layers * kv_heads
+  uint32_t planes = 0;  // layers * kv_heads of one rank
   uint32_t k_head_dim = 0, v_head_dim = 0;
   uint32_t bits = 0;
   uint64_t block_bytes = 0;

@@ -28,7 +28,7 @@ T* Moved(T* pointer, uint64_t by) {
 // The tokens that leave, one list for each that `gather` has of those that stay.
 struct EvictedLists {
   std::vector<uint32_t> tokens;
-  uint64_t layer_stride = 0, head_stride = 0;  // As gather's.
+  uint64_t layer_stride = 0, head_stride = 0;  // 0 where gather's are.
 };
 // `settled`: so many tokens at the start stay besides. Each list has `count`.
 EvictedLists EvictedBeside(const scorers::GatherRequest& gather, uint32_t settled, uint32_t count) {
@@ -234,8 +234,9 @@ absl::Status ScoreWork::KeepLow(const DeviceOperation& operation, uint32_t rank,
   const KvShape& shape = gather.from.shape;
   const uint32_t count = shape.tokens - operation.kept_tokens;
   scorers::ScorePlan as_window;
-  as_window.window_products =
-      scorers::kProductsOfLowElement * count * shape.planes() * (shape.k_head_dim + shape.v_head_dim);
+  // Records are written whole.
+  as_window.window_products = scorers::kProductsOfLowElement * operation.low.Records(count) *
+                              LowLayout::kGroupTokens * (shape.k_head_dim + shape.v_head_dim);
   RETURN_IF_ERROR(CheckTime(as_window.window_products, compute_.SecondsFor(as_window)));
   const uint64_t list_bytes = (gather.kept_head_stride > 0    ? shape.planes()
                                : gather.kept_layer_stride > 0 ? shape.layers

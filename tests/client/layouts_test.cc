@@ -40,8 +40,8 @@ TEST(LowLayoutOf, CountsTheBlocksThatTokensTake) {
   EXPECT_EQ(low.Blocks(1), 1);
   EXPECT_EQ(low.Blocks(32), 1);
   EXPECT_EQ(low.Blocks(33), 2);
-  EXPECT_EQ(low.Blocks(32 * 19), 11);
-  EXPECT_EQ(low.Blocks(32 * 19 + 1), 12);
+  EXPECT_EQ(low.Blocks(32 * 20), 12);
+  EXPECT_EQ(low.Blocks(32 * 20 + 1), 13);
 }
 
 TEST(LowLayoutOf, RefusesWhatTheDaemonWould) {

@@ -178,6 +178,18 @@ same: {quality.BUDGET} of {pruning.PROMPT} tokens, each KV head its own; texts a
     return "\n".join([*parts, MERGED])
 
 
+def equal_bytes(perplexities, retrievals):
+    """A row for each policy, share of the bytes and disposition."""
+    shares = ", ".join(f"at {100 // share} % {quality.low_budget(share, bits)} tokens stay and the others have {bits} bits, where else {pruning.PROMPT // share} stay"
+                       for share, bits in quality.EQUAL_BYTES)
+    rows = [row for name in quality.DISPOSED for share, _ in quality.EQUAL_BYTES for disposition in (*quality.DISPOSITIONS, "low") for row in _quality(
+        perplexities, retrievals, [name, f"{100 // share} %, {disposition}"],
+        {"model": quality.LOW_MODEL, "name": name, "disposition": disposition, "share": share})]
+    return "\n".join([f"""What leaves in low precision (MiKV) against dropping and merging it, in as many bytes of K and V: {shares}. {quality.LOW_MODEL}, each KV head
+its own tokens; texts and prompts are those of the table above. Made by `client/integrations/results.sh low_perplexity low_retrieval`.
+""", *_ranked(perplexities, retrievals, quality.LOW_MODEL, "bytes, what leaves is", rows)])
+
+
 MERGED = """On two small models and few prompts merging does not pay, but for one policy's text. Behind `keydiff`, which keeps what differs and so drops many
 near-duplicates, text loses less with both models (.07 and .29 nats of .66 and .69, on two texts). Behind the others text changes by .02 nats or less either way. Answers
 are found no more often, once or twice less often in three of the eight rows, and with SmolLM2 they are less likely behind every policy; the reason may be that
@@ -482,6 +494,7 @@ SECTIONS = (  # What each is called, what writes it, of which tables.
     ("Every policy at a quarter", every_policy, ("quality_perplexity", "quality_retrieval")),
     ("Selection for sparse attention", selected, ("selection",)),
     ("Drop or merge", dispositions, ("disposition_perplexity", "disposition_retrieval")),
+    ("Drop, merge, or low precision, in equal bytes", equal_bytes, ("low_perplexity", "low_retrieval")),
     ("The paper's order: PagedEviction above streaming_llm and inverse_key_l2", order, ("perplexity", "retrieval")),
     ("Scores: kvpress", kvpress, ("kvpress",)),
 )

@@ -22,8 +22,7 @@ namespace kvpool::scorers {
 
 struct LowRequest {
   KvView from;
-  const uint64_t* to_blocks =
-      nullptr;  // addresses, multiples of 4, of layout.Blocks(evicted_tokens) blocks
+  const uint64_t* to_blocks = nullptr;  // addresses, multiples of 4, of layout.Blocks(evicted_tokens) blocks
   // Ascending indices of the tokens that leave: evicted[layer * layer_stride + head * head_stride + i]. A stride of 0 says
   // that all layers or heads lose the same tokens.
   const uint32_t* evicted = nullptr;
