@@ -298,6 +298,8 @@ TEST(LowTest, ElementsThatAreNotFiniteLeaveTheOthersAsTheyAre) {
                       [](bool, uint32_t, uint32_t token, uint32_t, uint32_t d) -> double {
                         if (token == 3) return d % 2 == 0 ? NAN : INFINITY;
                         if (token == 4) return -INFINITY;
+                        if (token == 5) return d % 2 == 0 ? 0.0 : -0.0;
+                        if (token == 6) return d % 2 == 0 ? -0.0 : 0.0;
                         if (d == 5) return 0.25;                              // A channel that is constant.
                         if (d == 6) return token % 2 == 0 ? 1e30 : -70000.0;  // It is beyond an f16.
                         if (d == 7) return token % 2 == 0 ? -0.0 : 0.0;

@@ -44,8 +44,8 @@ struct LowTile {
   static constexpr uint32_t kMostRanges = kStageBytes / kTokens;
   alignas(kChunkBytes) unsigned char elements[kStageBytes];  // rows of parts of tokens, of whole chunks
   uint64_t keys[kTokens], values[kTokens];                   // addresses of the tokens' K and V
-  float zeros[kMostRanges];
-  float inverses[kMostRanges];  // 1 / scale, or 0
+  alignas(kChunkBytes) float zeros[kMostRanges];
+  alignas(kChunkBytes) float inverses[kMostRanges];  // 1 / scale, or 0
 };
 
 // A range as it is stored and as codes are computed with it.
@@ -54,12 +54,16 @@ struct LowRange {
   float zero = 0;
   float inverse = 0;
 };
+// Of finite elements; without any, `least` is above `greatest`.
 KVPOOL_HOST_DEVICE inline LowRange LowRangeOf(float least, float greatest, uint32_t bits) {
-  if (!(least <= greatest)) return {};  // There was no finite element.
+  if (!(least <= greatest)) return {};
+  constexpr float kMost = 65504;  // an f16's
+  const auto within = [](float x) { return x < -kMost ? -kMost : x > kMost ? kMost : x; };
   const auto levels = static_cast<float>((1u << bits) - 1);
-  // A sum with 0 has one sign of zero, whichever element was the least.
-  const uint32_t zero = RoundedBits(least + 0.0f, 15, 10, 15);
-  const uint32_t scale = RoundedBits((greatest - least) / levels, 15, 10, 15);
+  // A sum with 0 has one sign of zero, whichever element was the least or the greatest.
+  const float first = within(least) + 0.0f, last = within(greatest) + 0.0f;
+  const uint32_t zero = RoundedBits(first, 15, 10, 15);
+  const uint32_t scale = RoundedBits((last - first) / levels, 15, 10, 15);
   const float step = Element<KvDtype::kF16>::Load(static_cast<uint16_t>(scale));
   return {.stored = scale | zero << 16,
           .zero = Element<KvDtype::kF16>::Load(static_cast<uint16_t>(zero)),
@@ -67,11 +71,9 @@ KVPOOL_HOST_DEVICE inline LowRange LowRangeOf(float least, float greatest, uint3
 }
 
 KVPOOL_HOST_DEVICE inline void WidenLow(float x, float* least, float* greatest) {
-  constexpr float kMost = 65504;  // an f16's
   if (!IsFinite(x)) return;
-  const float within = x < -kMost ? -kMost : x > kMost ? kMost : x;
-  if (within < *least) *least = within;
-  if (within > *greatest) *greatest = within;
+  *least = x < *least ? x : *least;
+  *greatest = x > *greatest ? x : *greatest;
 }
 
 KVPOOL_HOST_DEVICE inline uint32_t LowCodeOf(float x, float zero, float inverse, float levels) {
@@ -106,19 +108,54 @@ KVPOOL_HOST_DEVICE void StageLow(const Team& team, const KvPlane& plane, const u
   }
 }
 
-// The codes of elements [first, end) of a row of the tile, one word of them.
-template <KvDtype dtype>
+// The codes of elements [first, end) of a row of the tile, one word of them. Their ranges are the tile's, one for each element, or
+// with kOneRange all that of number `range`.
+template <KvDtype dtype, uint32_t kBits, bool kOneRange>
 KVPOOL_HOST_DEVICE uint32_t LowWordOf(const LowTile& tile, uint32_t row_at, uint32_t first, uint32_t end,
-                                      uint32_t range, uint32_t range_step, uint32_t bits) {
+                                      uint32_t range) {
   using Storage = typename Element<dtype>::Storage;
-  const auto* const row = reinterpret_cast<const Storage*>(tile.elements + row_at);
-  const auto levels = static_cast<float>((1u << bits) - 1);
+  constexpr uint32_t kInWord = 32 / kBits, kBytes = kInWord * sizeof(Storage);
+  constexpr auto kLevels = static_cast<float>((1u << kBits) - 1);
+  // Loads of sixteen bytes, where there are so many.
+  struct alignas(kBytes < LowTile::kChunkBytes ? kBytes : LowTile::kChunkBytes) Elements {
+    Storage of[kInWord];
+  };
+  struct alignas(LowTile::kChunkBytes) Floats {
+    float of[kInWord];
+  };
+  const unsigned char* const at = tile.elements + row_at + first * sizeof(Storage);
+  const uint32_t of_first = kOneRange ? range : first;
   uint32_t word = 0;
-  for (uint32_t d = first, shift = 0; d < end; ++d, shift += bits) {
-    const uint32_t of = range + d * range_step;
-    word |= LowCodeOf(Element<dtype>::Load(row[d]), tile.zeros[of], tile.inverses[of], levels) << shift;
+  if (first + kInWord <= end) {
+    const Elements elements = *reinterpret_cast<const Elements*>(at);
+    Floats zeros, inverses;
+    if constexpr (!kOneRange) {
+      zeros = *reinterpret_cast<const Floats*>(tile.zeros + first);
+      inverses = *reinterpret_cast<const Floats*>(tile.inverses + first);
+    }
+    const float zero = tile.zeros[of_first], inverse = tile.inverses[of_first];
+    KVPOOL_UNROLL
+    for (uint32_t j = 0; j < kInWord; ++j) {
+      const float x = Element<dtype>::Load(elements.of[j]);
+      word |= LowCodeOf(x, kOneRange ? zero : zeros.of[j], kOneRange ? inverse : inverses.of[j], kLevels)
+              << (j * kBits);
+    }
+    return word;
+  }
+  for (uint32_t j = 0; first + j < end; ++j) {
+    const uint32_t of = kOneRange ? range : first + j;
+    word |= LowCodeOf(Element<dtype>::Load(reinterpret_cast<const Storage*>(at)[j]), tile.zeros[of],
+                      tile.inverses[of], kLevels)
+            << (j * kBits);
   }
   return word;
+}
+template <KvDtype dtype, bool kOneRange>
+KVPOOL_HOST_DEVICE uint32_t LowWordOf(const LowTile& tile, uint32_t row_at, uint32_t first, uint32_t end,
+                                      uint32_t range, uint32_t bits) {
+  return bits == 2   ? LowWordOf<dtype, 2, kOneRange>(tile, row_at, first, end, range)
+         : bits == 4 ? LowWordOf<dtype, 4, kOneRange>(tile, row_at, first, end, range)
+                     : LowWordOf<dtype, 8, kOneRange>(tile, row_at, first, end, range);
 }
 
 // K of a record, as many channels at a time as the tile has room for.
@@ -153,7 +190,7 @@ KVPOOL_HOST_DEVICE void LowKeys(const Team& team, const LowRequest& r, uint32_t 
       const uint32_t t = i / words, d = i % words * in_word;
       const uint32_t end = d + in_word < width ? d + in_word : width;
       reinterpret_cast<uint32_t*>(to + r.layout.k_codes_at)[t * row_words + first / in_word + i % words] =
-          t < tokens ? LowWordOf<dtype>(*tile, t * pitch, d, end, 0, 1, bits) : 0;
+          t < tokens ? LowWordOf<dtype, false>(*tile, t * pitch, d, end, 0, bits) : 0;
     }
     team.Sync();
   }
@@ -183,8 +220,15 @@ KVPOOL_HOST_DEVICE void LowValues(const Team& team, const LowRequest& r, uint32_
         WidenLow(Element<dtype>::Load(row[d]), &least, &greatest);
       }
       least = -team.RowMax(-least);
-      const LowRange range = LowRangeOf(least, team.RowMax(greatest), bits);
+      greatest = team.RowMax(greatest);
       if (team.in_row() != 0) continue;
+      tile->zeros[t] = least;
+      tile->inverses[t] = greatest;
+    }
+    team.Sync();
+    // Rounding takes a lane as long as all lanes of a row, so each has a token of its own.
+    for (uint32_t t = team.id(); t < count; t += team.count()) {
+      const LowRange range = LowRangeOf(tile->zeros[t], tile->inverses[t], bits);
       tile->zeros[t] = range.zero;
       tile->inverses[t] = range.inverse;
       ranges[first + t] = range.stored;
@@ -193,7 +237,7 @@ KVPOOL_HOST_DEVICE void LowValues(const Team& team, const LowRequest& r, uint32_
     for (uint32_t i = team.id(); i < count * words; i += team.count()) {
       const uint32_t t = i / words, d = i % words * in_word;
       const uint32_t end = d + in_word < plane.head_dim ? d + in_word : plane.head_dim;
-      codes[first * words + i] = LowWordOf<dtype>(*tile, t * pitch, d, end, t, 0, bits);
+      codes[first * words + i] = LowWordOf<dtype, true>(*tile, t * pitch, d, end, t, bits);
     }
     team.Sync();
   }
