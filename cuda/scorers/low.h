@@ -7,8 +7,8 @@
 
 namespace kvpool::scorers {
 
-// Products that take as long as making the code of one element does: some 4 ns of a host's core.
-inline constexpr double kProductsOfLowElement = 16;
+// Products that take as long as making the code of one element does: 4 to 9 ns of a host's core.
+inline constexpr double kProductsOfLowElement = 32;
 
 // REQUIRES: no destination is a source.
 void KeepLow(const LowRequest& request, HostWorkers* workers);
