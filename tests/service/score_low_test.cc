@@ -259,6 +259,29 @@ TEST_F(LowTest, RefusesBlocksThatAreTooSmall) {
   EXPECT_EQ(answer.message(), "compact.low: 32 tokens of a plane take 400 bytes in 4 bits; a block has 256");
 }
 
+// Records are whole words, and elements of one byte may have blocks that are not.
+TEST_F(LowTest, RefusesBlocksThatAreNotWholeWords) {
+  v1::OpenSession request = ScoredRequest("bytes");
+  request.mutable_layout()->set_block_bytes(1001);
+  v1::LayerGroup* group = request.mutable_layout()->mutable_groups(0);
+  group->set_dtype(v1::DTYPE_FP8_E4M3);
+  for (v1::Plane* plane : {group->mutable_k(), group->mutable_v()}) {
+    plane->set_dim_stride_bytes(1);
+    plane->set_head_stride_bytes(kDim);
+    plane->set_token_stride_bytes(kHeads * kDim);
+    plane->set_layer_stride_bytes(kTokens * kHeads * kDim);
+  }
+  const auto odd = OpenEngine(request, "odd");
+  Settle({odd.get()});
+  const Refs blocks = odd->Lease(3);
+  v1::Operation operation = CompactOp({blocks[0], blocks[1]}, 4);
+  operation.mutable_compact()->set_disposition(v1::DISPOSITION_LOW);
+  operation.mutable_compact()->mutable_low()->add_blocks(blocks[2]);
+  const v1::OperationResult answer = Run(odd.get(), operation);
+  EXPECT_EQ(answer.code(), kInvalidArgument);
+  EXPECT_EQ(answer.message(), "compact.low: layout.block_bytes is 1001; must be a multiple of 4");
+}
+
 TEST_F(LowTest, WorkAndListsHaveTheirLimits) {
   options_.score_workspace_bytes = 40;
   daemon_.reset();
