@@ -10,6 +10,7 @@
 //              copied
 //   Gather     copies rows of K and V into other blocks
 //   Merge      does so too, and merges the rows that are not copied into those that are
+//   KeepLow    writes rows of K and V to other blocks in low precision
 //   Drift      measures how far a layer's attention output moves when tokens leave; it changes nothing
 //
 // Block addresses are as Slab::address() gives them (cuda/device.h). The workspace grows with the largest call
@@ -29,6 +30,7 @@
 #include "absl/types/span.h"
 #include "cuda/scorers/drift.h"
 #include "cuda/scorers/gather.h"
+#include "cuda/scorers/low.h"
 #include "cuda/scorers/merge.h"
 #include "cuda/scorers/score.h"
 
@@ -104,6 +106,9 @@ class KvCompute {
   // The same of these arrays. RESOURCE_EXHAUSTED: the GPU is out of memory. REQUIRES: no destination is a source;
   // scorers::CheckMerge(request) is OK.
   virtual absl::StatusOr<MergeOutcome> Merge(const scorers::MergeRequest& request) = 0;
+  // The same of these arrays. RESOURCE_EXHAUSTED: the GPU is out of memory, or takes no launch of so many records. REQUIRES: no
+  // destination is a source.
+  virtual absl::Status KeepLow(const scorers::LowRequest& request) = 0;
   // The window's data was staged and lies on the device; the other arrays of the request are in this process's memory. OUT_OF_RANGE: the
   // outputs are not finite. RESOURCE_EXHAUSTED: the GPU is out of memory. REQUIRES: scorers::CheckDrift(request) is OK.
   virtual absl::StatusOr<scorers::Drift> Drift(const scorers::DriftRequest& request) = 0;

@@ -8,6 +8,7 @@
 #include "cuda/kernels/launch.h"
 #include "cuda/scorers/drift.h"
 #include "cuda/scorers/gather.h"
+#include "cuda/scorers/low.h"
 #include "cuda/scorers/merge.h"
 #include "cuda/scorers/parts/select_rows.h"
 #include "cuda/scorers/select.h"
@@ -590,6 +591,34 @@ absl::StatusOr<scorers::Drift> CudaKvCompute::Drift(const scorers::DriftRequest&
     return EnqueueDrift(context);
   }));
   return scorers::DriftOf({reinterpret_cast<const float*>(pinned_outputs_.address()), context.rows});
+}
+
+// ------------------------------------------------------------------------------------------ low precision
+
+absl::Status CudaKvCompute::KeepLow(const scorers::LowRequest& request) {
+  if (request.evicted_tokens == 0) return absl::OkStatus();
+  const KvShape& shape = request.from.shape;
+  const uint64_t records = request.layout.Records(request.evicted_tokens);
+  const size_t evicted = (shape.layers - 1) * request.evicted_layer_stride +
+                         (shape.kv_heads - 1) * request.evicted_head_stride + request.evicted_tokens;
+  Inputs inputs;
+  const size_t from_at = inputs.Add(absl::MakeConstSpan(request.from.blocks, shape.blocks()));
+  const size_t to_at =
+      inputs.Add(absl::MakeConstSpan(request.to_blocks, request.layout.Blocks(request.evicted_tokens)));
+  const size_t evicted_at = inputs.Add(absl::MakeConstSpan(request.evicted, evicted));
+  ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
+  RETURN_IF_ERROR(inputs_.Grow(context_, inputs.bytes()));
+  RETURN_IF_ERROR(pinned_inputs_.Grow(context_, inputs.bytes()));
+  inputs.CopyTo(pinned_inputs_.address());
+  const uint64_t there = inputs_.address();
+  scorers::LowRequest on_device = request;
+  on_device.from.blocks = reinterpret_cast<const uint64_t*>(there + from_at);
+  on_device.to_blocks = reinterpret_cast<const uint64_t*>(there + to_at);
+  on_device.evicted = reinterpret_cast<const uint32_t*>(there + evicted_at);
+  return RunOnStream("keeping tokens in low precision", [&] {
+    RETURN_IF_ERROR(Send(inputs));
+    return Launch(kernels_.of(request.from.dtype).low, {records, 1, kBlockThreads}, on_device);
+  });
 }
 
 }  // namespace kvpool

@@ -58,6 +58,7 @@ class CudaKvCompute final : public KvCompute {
   }
   absl::Status Gather(const scorers::GatherRequest& request) override;
   absl::StatusOr<MergeOutcome> Merge(const scorers::MergeRequest& request) override;
+  absl::Status KeepLow(const scorers::LowRequest& request) override;
   absl::StatusOr<scorers::Drift> Drift(const scorers::DriftRequest& request) override;
 
   // Microseconds on the device's clock.

@@ -8,12 +8,12 @@ namespace kvpool {
 namespace {
 
 struct TypeNames {
-  const char *records, *anchor_dots, *window_lse, *window, *nearest;
+  const char *records, *anchor_dots, *window_lse, *window, *nearest, *low;
 };
 #define KVPOOL_TYPE_NAMES(type)                                                                         \
   {                                                                                                     \
     "kvpool_score_records_" #type, "kvpool_score_anchor_dots_" #type, "kvpool_score_window_lse_" #type, \
-        "kvpool_score_window_" #type, "kvpool_score_nearest_" #type                                     \
+        "kvpool_score_window_" #type, "kvpool_score_nearest_" #type, "kvpool_score_low_" #type          \
   }
 // Indexed by KvDtype.
 constexpr TypeNames kTypeNames[] = {KVPOOL_TYPE_NAMES(f32), KVPOOL_TYPE_NAMES(f16), KVPOOL_TYPE_NAMES(bf16),
@@ -49,7 +49,7 @@ absl::StatusOr<ScoreKernels> ScoreKernels::Load(const std::shared_ptr<const Cuda
   for (size_t type = 0; type < kernels.types_.size(); ++type) {
     const TypeNames& names = kTypeNames[type];
     kernels.types_[type] = {find(names.records), find(names.anchor_dots), find(names.window_lse),
-                            find(names.window), find(names.nearest)};
+                            find(names.window),  find(names.nearest),     find(names.low)};
   }
   for (const PolicyNames& names : kPolicyNames) {
     kernels.policies_.push_back(

@@ -23,7 +23,7 @@ struct CudaKernel {
 class ScoreKernels {
  public:
   struct OfType {
-    CudaKernel records, anchor_dots, window_lse, window, nearest;
+    CudaKernel records, anchor_dots, window_lse, window, nearest, low;
   };
   struct OfPolicy {
     CudaKernel score;

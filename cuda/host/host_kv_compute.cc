@@ -103,6 +103,11 @@ class HostKvCompute final : public KvCompute {
     return scorers::DriftOf({context.drifts, context.rows});
   }
 
+  absl::Status KeepLow(const scorers::LowRequest& request) override {
+    scorers::KeepLow(request, &workers_);
+    return absl::OkStatus();
+  }
+
  private:
   void GrowWorkspace(size_t bytes) {
     if (workspace_ != nullptr && workspace_->bytes() >= bytes) return;

@@ -8,6 +8,7 @@
 #include "cuda/scorers/parts/drift_rows.h"
 #include "cuda/scorers/parts/features.h"
 #include "cuda/scorers/parts/gather_rows.h"
+#include "cuda/scorers/parts/low_rows.h"
 #include "cuda/scorers/parts/merge_rows.h"
 #include "cuda/scorers/parts/reduce.h"
 #include "cuda/scorers/parts/select_rows.h"
@@ -38,7 +39,7 @@ __device__ BlockRange ShareOf(const PlaneShares& shares, const KvShape& shape) {
   X(fp8_e5m2, KvDtype::kFp8E5m2)
 
 // records: x: block of the sequence, from `first`; y: layer. anchor_dots: x: share of a plane. nearest: x: tile of a
-// plane, whose tiles are neighbours. The others: x: plane.
+// plane, whose tiles are neighbours. low: x: record, of which those of all planes are neighbours. The others: x: plane.
 #define KVPOOL_TYPED_KERNELS(name, dtype)                                                                  \
   KVPOOL_KERNEL(kBlockThreads, kRecordTeams)                                                               \
   kvpool_score_records_##name(const __grid_constant__ KvView kv, const __grid_constant__ RecordLayout at,  \
@@ -63,6 +64,12 @@ __device__ BlockRange ShareOf(const PlaneShares& shares, const KvShape& shape) {
     __shared__ NearestTile tile;                                                                           \
     FindNearest<dtype>(CudaTeam(), context, blockIdx.x / tiles, blockIdx.x % tiles,                        \
                        NearestTile::TokensOf(context.request.gather.from.k.head_dim), &tile);              \
+  }                                                                                                        \
+  KVPOOL_KERNEL(kBlockThreads, 1)                                                                          \
+  kvpool_score_low_##name(const __grid_constant__ LowRequest request) {                                    \
+    __shared__ LowTile tile;                                                                               \
+    const uint32_t planes = request.from.shape.planes();                                                   \
+    LowRecord<dtype>(CudaTeam(), request, blockIdx.x / planes, blockIdx.x % planes, &tile);                \
   }
 KVPOOL_FOR_EACH_DTYPE(KVPOOL_TYPED_KERNELS)
 

@@ -4,7 +4,7 @@
 //   prepared   refs checked, all planned, destinations leased         a verb, under the space's mutex
 //   scored     scores of each rank's heads                            the runner of its device, under no lock
 //   answered   ranks joined, victims chosen, `result` filled          the runner that did the last part
-//   gathered   Compact: rows that stay are in their blocks;           the runner of each rank's device
+//   gathered   Compact: rows are in their blocks;                     the runner of each rank's device
 //              Select: positions written to blocks, if asked for;
 //              in the guard's sample (quality_guard.h): drift measured
 //              before that, of the blocks as they are
@@ -31,6 +31,7 @@
 #include "cuda/scorers/select.h"
 #include "kvpool/v1/engine.pb.h"
 #include "proto/support/block_ref.h"
+#include "proto/support/low_layout.h"
 
 namespace kvpool {
 
@@ -106,6 +107,7 @@ struct RankOutcome {
 struct RankWork {
   DeviceRunner* runner = nullptr;               // The runner of the rank's device; ranks may share one.
   std::vector<uint64_t> destination_addresses;  // DeviceOperation::destinations on this device.
+  std::vector<uint64_t> low_addresses;          // Those of Compact's low blocks that are written.
   std::vector<KvPiece> into;                    // Where the positions of a Select go; empty: nowhere.
   RankOutcome outcome;
 };
@@ -126,6 +128,7 @@ struct DeviceOperation {
   std::vector<scorers::IndexRange> discard;
   uint32_t budget_tokens = 0;
   std::vector<BlockRef> destinations;  // Leased for Compact.
+  LowLayout low;                       // Compact with DISPOSITION_LOW: what its low blocks hold.
   bool lacks_blocks = false;  // `destinations` can't be leased yet, but may be later: it is not prepared.
 
   // ---- Progress

@@ -158,7 +158,7 @@ absl::Status DeviceRunner::RunSecondPart(DeviceOperation* operation, uint32_t ra
     drift = work_.MeasureDrift(*operation, rank);
     EndIfGpuIsLost(drift.status(), absl::StrCat("device ", options_.device));
   }
-  return operation->settled < operation->kept_tokens ? work_.Gather(operation, rank) : absl::OkStatus();
+  return Moves(*operation) ? work_.Gather(operation, rank) : absl::OkStatus();
 }
 
 void DeviceRunner::Advance(const Operation& operation) {
@@ -169,11 +169,8 @@ void DeviceRunner::Advance(const Operation& operation) {
     operation->status = AnswerOperation(operation.get());
     operation->answered = true;
     if (operation->status.ok() && options_.guard != nullptr) TakeSample(options_.guard, operation.get());
-    const bool more = operation->settled < operation->kept_tokens || !operation->ranks[0].into.empty() ||
-                      operation->drift_layer.has_value();
-    if (operation->status.ok() && more) {
-      return SendParts(operation, /*in_front=*/true);
-    }
+    const bool more = Moves(*operation) || operation->drift_layer.has_value();
+    if (operation->status.ok() && more) return SendParts(operation, /*in_front=*/true);
   } else if (operation->status.ok()) {
     AnswerMerge(operation.get());
   }

@@ -15,7 +15,7 @@ namespace kvpool {
 // empty `policy` stands for tokens that the engine chose.
 std::string KeptDigest(const v1::Policy& policy, uint32_t rows, absl::Span<const uint32_t> positions);
 // The same of a compaction. One that merges has this behind it: "merge" || u32 thresholds || f32 thresholds... || f32
-// smoothing.
+// smoothing. One that keeps what leaves in low precision has this: "low" || u32 bits.
 std::string KeptDigest(const v1::Compact& compact, uint32_t rows, absl::Span<const uint32_t> positions);
 
 }  // namespace kvpool

@@ -35,6 +35,8 @@ absl::Status AnswerOperation(DeviceOperation* operation);
 
 // Whether tokens that leave are merged into those that stay.
 bool Merges(const DeviceOperation& operation);
+// Whether the device has rows to move, or to write in low precision. REQUIRES: the operation is answered.
+bool Moves(const DeviceOperation& operation);
 // Adds what came of a merge to the answer; nothing if there was none. REQUIRES: every rank's rows are moved.
 void AnswerMerge(DeviceOperation* operation);
 

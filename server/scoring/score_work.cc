@@ -40,6 +40,36 @@ T* Moved(T* pointer, uint64_t by) {
                             : reinterpret_cast<T*>(reinterpret_cast<uint64_t>(pointer) - kStagingOrigin + by);
 }
 
+// The tokens that leave, one list for each that `gather` has of those that stay.
+struct EvictedLists {
+  std::vector<uint32_t> tokens;
+  uint64_t layer_stride = 0, head_stride = 0;  // 0 where gather's are.
+};
+// `settled`: so many tokens at the start stay besides. Each list has `count`.
+EvictedLists EvictedBeside(const scorers::GatherRequest& gather, uint32_t settled, uint32_t count) {
+  const KvShape& shape = gather.from.shape;
+  const uint32_t layers = gather.kept_layer_stride > 0 ? shape.layers : 1;
+  const uint32_t heads = gather.kept_head_stride > 0 ? shape.kv_heads : 1;
+  EvictedLists evicted;
+  if (layers > 1) evicted.layer_stride = uint64_t{heads} * count;
+  if (heads > 1) evicted.head_stride = count;
+  evicted.tokens.reserve(size_t{layers} * heads * count);
+  for (uint32_t layer = 0; layer < layers; ++layer) {
+    for (uint32_t head = 0; head < heads; ++head) {
+      const uint32_t* stays = gather.kept + layer * gather.kept_layer_stride + head * gather.kept_head_stride;
+      const uint32_t* const end = stays + gather.kept_tokens;
+      for (uint32_t token = settled; token < shape.tokens; ++token) {
+        if (stays != end && *stays == token) {
+          ++stays;
+        } else {
+          evicted.tokens.push_back(token);
+        }
+      }
+    }
+  }
+  return evicted;
+}
+
 }  // namespace
 
 scorers::Signals Relocate(const scorers::Signals& relative, uint64_t address) {
@@ -211,7 +241,36 @@ absl::Status ScoreWork::Gather(DeviceOperation* operation, uint32_t rank) {
     gather.kept_head_stride = kept;
   }
   if (Merges(*operation)) return Merge(operation, rank, gather);
-  return compute_.Gather(gather);
+  RETURN_IF_ERROR(compute_.Gather(gather));
+  return operation->ranks[rank].low_addresses.empty() ? absl::OkStatus() : KeepLow(*operation, rank, gather);
+}
+
+absl::Status ScoreWork::KeepLow(const DeviceOperation& operation, uint32_t rank,
+                                const scorers::GatherRequest& gather) {
+  const KvShape& shape = gather.from.shape;
+  const uint32_t count = shape.tokens - operation.kept_tokens;
+  scorers::ScorePlan as_window;
+  // Records are written whole.
+  as_window.window_products = scorers::kProductsOfLowElement * operation.low.Records(count) *
+                              LowLayout::kGroupTokens * (shape.k_head_dim + shape.v_head_dim);
+  RETURN_IF_ERROR(CheckTime(as_window.window_products, compute_.SecondsFor(as_window)));
+  const uint64_t list_bytes = (gather.kept_head_stride > 0    ? shape.planes()
+                               : gather.kept_layer_stride > 0 ? shape.layers
+                                                              : uint64_t{1}) *
+                              count * sizeof(uint32_t);
+  if (list_bytes > workspace_limit_bytes_) {
+    return absl::ResourceExhaustedError(absl::StrCat("lists of the tokens that leave take ", list_bytes,
+                                                     " bytes on the device; the limit is ",
+                                                     workspace_limit_bytes_, " (--score-workspace)"));
+  }
+  const EvictedLists evicted = EvictedBeside(gather, operation.settled, count);
+  return compute_.KeepLow({.from = gather.from,
+                           .to_blocks = operation.ranks[rank].low_addresses.data(),
+                           .evicted = evicted.tokens.data(),
+                           .evicted_layer_stride = evicted.layer_stride,
+                           .evicted_head_stride = evicted.head_stride,
+                           .evicted_tokens = count,
+                           .layout = operation.low});
 }
 
 absl::StatusOr<scorers::Drift> ScoreWork::MeasureDrift(const DeviceOperation& operation, uint32_t rank) {
@@ -266,26 +325,10 @@ absl::Status ScoreWork::Merge(DeviceOperation* operation, uint32_t rank,
   as_window.window_products =
       1.0 * gather.kept_tokens * merge.evicted_tokens * shape.planes() * shape.k_head_dim;
   RETURN_IF_ERROR(CheckTime(as_window.window_products, compute_.SecondsFor(as_window)));
-  const uint32_t layers = gather.kept_layer_stride > 0 ? shape.layers : 1;
-  const uint32_t heads = gather.kept_head_stride > 0 ? shape.kv_heads : 1;
-  std::vector<uint32_t> evicted;
-  evicted.reserve(size_t{layers} * heads * merge.evicted_tokens);
-  for (uint32_t layer = 0; layer < layers; ++layer) {
-    for (uint32_t head = 0; head < heads; ++head) {
-      const uint32_t* stays = gather.kept + layer * gather.kept_layer_stride + head * gather.kept_head_stride;
-      const uint32_t* const end = stays + gather.kept_tokens;
-      for (uint32_t token = 0; token < shape.tokens; ++token) {
-        if (stays != end && *stays == token) {
-          ++stays;
-        } else {
-          evicted.push_back(token);
-        }
-      }
-    }
-  }
-  merge.evicted = evicted.data();
-  if (layers > 1) merge.evicted_layer_stride = uint64_t{heads} * merge.evicted_tokens;
-  if (heads > 1) merge.evicted_head_stride = merge.evicted_tokens;
+  const EvictedLists evicted = EvictedBeside(gather, /*settled=*/0, merge.evicted_tokens);
+  merge.evicted = evicted.tokens.data();
+  merge.evicted_layer_stride = evicted.layer_stride;
+  merge.evicted_head_stride = evicted.head_stride;
   const v1::MergeTerms& terms = operation->request.compact().merge();
   const auto ranks = static_cast<uint32_t>(operation->ranks.size());
   std::vector<float> thresholds;

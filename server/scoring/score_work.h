@@ -2,8 +2,8 @@
 // used again and again.
 //
 //   Score    stages signals -> finds or makes features -> computes scores, or victims, of the rank's heads
-//   Gather   copies the rows of K and V of those heads that stay into the blocks of the new table, and merges
-//            the others into them where the request says so
+//   Gather   copies the rows of K and V of those heads that stay into the blocks of the new table; where the request
+//            says so it merges the others into them, or writes them to blocks in low precision
 //
 // Results go into the operation, as the outcome of the rank. Not thread-safe: it belongs to
 // the runner's thread.
@@ -36,7 +36,7 @@ class ScoreWork {
   // RESOURCE_EXHAUSTED: it needs more workspace than the limit, or would multiply for longer. INVALID_ARGUMENT: the
   // budget is below what is protected.
   absl::Status Score(DeviceOperation* operation, uint32_t rank);
-  // RESOURCE_EXHAUSTED: a merge is too large, or needs more workspace than the limit.
+  // RESOURCE_EXHAUSTED: a merge is too large, or it or lists of tokens need more workspace than the limit.
   absl::Status Gather(DeviceOperation* operation, uint32_t rank);
   // Measures what the operation does to attention outputs of its drift_layer, from blocks as they were before it. An error changes
   // nothing. RESOURCE_EXHAUSTED: it takes more workspace than the limit, or the operation would multiply for longer with it.
@@ -55,6 +55,8 @@ class ScoreWork {
   absl::Status ScoreSequence(const Part& part, const WantedScores& wanted, RankOutcome* outcome);
   // `gather` is this rank's.
   absl::Status Merge(DeviceOperation* operation, uint32_t rank, const scorers::GatherRequest& gather);
+  // The same of the tokens that leave.
+  absl::Status KeepLow(const DeviceOperation& operation, uint32_t rank, const scorers::GatherRequest& gather);
   absl::Status StageSignals(const Part& part, scorers::Signals* staged);
   // Fills records_ and runs_ for the sequence, and counts the blocks that are to be read.
   absl::Status FindFeatures(const Part& part, uint32_t* blocks_read);

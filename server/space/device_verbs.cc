@@ -412,9 +412,52 @@ absl::Status DeviceVerbs::PrepareCompact(Turn& turn, const v1::Compact& compact,
     rows = work.rows();
   }
   RETURN_IF_ERROR(CheckNumbers("compact", uint64_t{kept} * rows + (merges ? planes : 0)));
+  if (compact.has_low()) RETURN_IF_ERROR(PrepareLow(turn, compact, kept, operation));
   if (kept == shape.tokens) return absl::OkStatus();  // Nothing moves.
   const uint32_t per_block = shape.tokens_per_block;
   return LeaseDestinations(turn, (kept + per_block - 1) / per_block - settled / per_block, operation);
+}
+
+absl::Status DeviceVerbs::PrepareLow(Turn& turn, const v1::Compact& compact, uint32_t kept,
+                                     DeviceOperation* operation) {
+  const v1::LowTerms& low = compact.low();
+  const scorers::KvShape& shape = operation->sequences[0].shape();
+  const uint64_t block_bytes = state_.facts.layout.block_bytes();
+  const uint32_t bits = low.bits() == 0 ? LowLayout::kDefaultBits : low.bits();
+  operation->low = LowLayout::Of({.planes = shape.planes(),
+                                  .k_head_dim = shape.k_head_dim,
+                                  .v_head_dim = shape.v_head_dim,
+                                  .bits = bits,
+                                  .block_bytes = block_bytes});
+  if (operation->low.records_per_block == 0) {
+    return absl::InvalidArgumentError(absl::StrCat("compact.low: ", LowLayout::kGroupTokens,
+                                                   " tokens of a plane take ", operation->low.record_bytes,
+                                                   " bytes in ", bits, " bits; a block has ", block_bytes));
+  }
+  if (block_bytes % LowLayout::kWordBytes != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("compact.low: layout.block_bytes is ", block_bytes,
+                                                   "; must be a multiple of ", LowLayout::kWordBytes));
+  }
+  const uint64_t needed = operation->low.Blocks(shape.tokens - kept);
+  const absl::Span<const uint64_t> refs(low.blocks().data(), low.blocks_size());
+  if (refs.size() < needed) {
+    return absl::InvalidArgumentError(absl::StrCat("compact.low.blocks has ", refs.size(), " blocks; ",
+                                                   shape.tokens - kept, " tokens that leave take ", needed,
+                                                   " in ", bits, " bits"));
+  }
+  const Session& session = *operation->session;
+  RETURN_IF_ERROR(CheckRefs(turn, session, "compact.low.blocks", std::nullopt, refs));
+  for (size_t rank = 0; rank < operation->ranks.size(); ++rank) {
+    std::vector<uint64_t>& addresses = operation->ranks[rank].low_addresses;
+    RETURN_IF_ERROR(InParts(
+        turn, session, refs.first(needed),
+        [&](size_t, absl::Span<const uint64_t> part) {
+          for (const uint64_t ref : part)
+            addresses.push_back(state_.growth.AddressOf(BlockRef::Unpack(ref).id, rank));
+        },
+        kAddressesOfName));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status DeviceVerbs::LeaseDestinations(Turn& turn, uint32_t count, DeviceOperation* operation) {

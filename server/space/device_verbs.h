@@ -79,6 +79,8 @@ class DeviceVerbs {
   // on every rank.
   absl::Status PlanWork(const ScoreTerms& terms, SequenceWork* work) const;
   absl::Status PreparePlanBudgets(Turn& turn, const v1::PlanBudgets& plan, DeviceOperation* operation);
+  // Checks compact.low against the sequence, of whose tokens `kept` stay, and fills what the operation needs to write it.
+  absl::Status PrepareLow(Turn& turn, const v1::Compact& compact, uint32_t kept, DeviceOperation* operation);
   absl::Status LeaseDestinations(Turn& turn, uint32_t count, DeviceOperation* operation);
   // Gives back holds of the operation, the last ones first.
   absl::Status Release(Turn& turn, const DeviceOperation& operation, absl::Span<const BlockRef> refs);

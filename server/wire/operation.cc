@@ -74,6 +74,7 @@ BlockLists BlockListsOf(const v1::Operation& operation) {
     AddSequence(operation.prune().sequence(), &operation.prune().signals(), &lists);
   } else if (operation.has_compact()) {
     AddSequence(operation.compact().sequence(), &operation.compact().signals(), &lists);
+    if (!operation.compact().low().blocks().empty()) lists.push_back(&operation.compact().low().blocks());
   } else if (operation.has_plan_budgets()) {
     for (const v1::GroupSequence& group : operation.plan_budgets().sequences()) {
       AddSequence(group.sequence(), nullptr, &lists);

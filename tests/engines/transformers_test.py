@@ -287,6 +287,61 @@ def test_what_leaves_is_merged(daemon, scope):
         assert len(generate(model, ids, KvPoolCache(session, **told, disposition="merge"), tokens=60)) == 60
 
 
+@pytest.mark.parametrize("scope", ["sequence", "head"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_leaves_goes_on_in_low_precision(daemon, scope, dtype):
+    """What stays is what a cache that drops keeps, and with eight bits the rest is nearly as good as there."""
+    model, ids, more = llama(dtype=dtype), prompt(150), prompt(5, 9)
+    with open_session(model, socket=daemon.socket) as session, torch.no_grad():
+        told = {"policy": "keydiff", "budget": 48, "scope": scope}
+        uncut = model(torch.cat([ids, more], 1)).logits[:, 150:]
+        distance, kept = {}, {}
+        for name, terms in {"drop": {}, "8": {"disposition": "low", "low_bits": 8}, "4": {"disposition": "low"},
+                            "2": {"disposition": "low", "low_bits": 2}}.items():
+            low = 102 if terms else 0
+            at_once, one_by_one = KvPoolCache(session, **told, **terms), KvPoolCache(session, **told, **terms)
+            for cache in (at_once, one_by_one):
+                model(ids, past_key_values=cache)
+                assert (cache.resident, cache.low, cache.dropped) == (48, low, 102 - low) and cache.get_seq_length() == 150
+            kept[name] = torch.stack([resident_keys(at_once, layer) for layer in range(3)])
+            assert torch.equal(kept[name], kept["drop"])
+            # Five tokens see all that is in front of them, and each other as they do when they come one by one.
+            logits = model(more, past_key_values=at_once).logits
+            singly = torch.cat([model(more[:, i:i + 1], past_key_values=one_by_one).logits for i in range(5)], 1)
+            assert torch.allclose(logits, singly, atol=1e-4 if dtype == torch.float32 else 0.3)
+            distance[name] = (logits - uncut).float().square().mean().sqrt().item()
+        assert distance["8"] < distance["4"] < distance["2"] < distance["drop"] and distance["8"] < 0.1 * distance["drop"], distance
+
+
+def leased(daemon):
+    (space,) = daemon.ctl("spaces")["spaces"]
+    return int(space["blocks"]["leased"])
+
+
+def test_low_precision_adds_up_over_turns_and_is_given_back(daemon):
+    model = llama(dtype=torch.bfloat16)
+    with open_session(model, signals=True, socket=daemon.socket, magazine_blocks=0) as session, torch.no_grad():
+        with KvPoolCache(session, policy="h2o", params={"recent": 16}, budget=64, scope="head", disposition="low", low_bits=2, seal=False) as cache:
+            for turn, (tokens, low) in enumerate(((150, 86), (40, 126), (1, 126), (31, 158))):
+                model(prompt(tokens, turn), past_key_values=cache)
+                cache.settle()
+                assert cache.low == low and cache.logical == cache.low + cache.resident + cache.dropped and cache.dropped == 0
+                assert cache._mass.shape[2] == cache.resident
+            # Decoding drops a block each time one fills.
+            for i in range(40):
+                model(prompt(1, i), past_key_values=cache)
+            assert cache.low == 158 and cache.dropped > 0 and cache.resident < 64 + 16
+            assert len(cache._low_tokens) == 3
+            assert leased(daemon) == 1 + len(cache._sequence.ids) + sum(len(part.blocks) for part in cache._low_tokens), "the sink, and these"
+            # A compaction that is refused leaves no block behind.
+            before_it, cache._policy = leased(daemon), "no_such_policy"
+            with pytest.raises(kvpool.InvalidArgumentError, match="no_such_policy"):
+                model(prompt(16, 1), past_key_values=cache)
+            assert leased(daemon) == before_it + 1
+        session.flush()
+        assert leased(daemon) == 1
+
+
 def test_a_prompt_keeps_what_its_engine_knows_of(daemon):
     """Signals of the prompt choose, and stay with their tokens; tokens behind it stay as long as the prompt has any to give."""
     model, ids = llama(), prompt(150)
@@ -406,10 +461,14 @@ def test_bad_input(daemon):
             KvPoolCache(session, budget=64)
         with pytest.raises(ValueError, match="scope is 'token'; must be one of sequence, layer, head"):
             KvPoolCache(session, policy="keydiff", budget=32, scope="token")
-        with pytest.raises(ValueError, match="disposition is 'keep'; must be one of drop, merge"):
+        with pytest.raises(ValueError, match="disposition is 'keep'; must be one of drop, merge, low"):
             KvPoolCache(session, policy="keydiff", budget=32, disposition="keep")
         with pytest.raises(ValueError, match="merge_threshold goes with disposition='merge'"):
             KvPoolCache(session, policy="keydiff", budget=32, merge_threshold=0.5)
+        with pytest.raises(ValueError, match="low_bits goes with disposition='low'"):
+            KvPoolCache(session, policy="keydiff", budget=32, low_bits=4)
+        with pytest.raises(kvpool.InvalidArgumentError, match="bits is 5; must be 2, 4 or 8"):
+            KvPoolCache(session, policy="keydiff", budget=32, disposition="low", low_bits=5)
         for told in ({"scope": "head"}, {"disposition": "merge"}, {"weights": torch.ones(4)}, {"guard": True}, {"signals": {"peak": torch.ones(3, 2, 10)}}):
             with pytest.raises(ValueError, match="go with a policy"):
                 KvPoolCache(session, **told)

@@ -66,6 +66,10 @@ class WatchedKvCompute final : public KvCompute {
     RETURN_IF_ERROR(on_call_());
     return compute_->Drift(request);
   }
+  absl::Status KeepLow(const scorers::LowRequest& request) override {
+    RETURN_IF_ERROR(on_call_());
+    return compute_->KeepLow(request);
+  }
 
  private:
   const std::unique_ptr<KvCompute> compute_;

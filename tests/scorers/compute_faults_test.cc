@@ -195,6 +195,34 @@ TEST(ComputeFaults, AMeasurementThatFailsNamesWhatFailedAndPasses) {
   }
 }
 
+// Six of eight tokens are written to one record.
+absl::Status KeepLowOnce(KvCompute* compute) {
+  const Sequence sequence(8);
+  ASSIGN_OR_RETURN(const StagedSequence from, StagedSequence::Make(compute, sequence.kv(), {}));
+  const scorers::KvView there = from.kv();
+  const LowLayout layout = LowLayout::Of({.planes = there.shape.planes(),
+                                          .k_head_dim = there.shape.k_head_dim,
+                                          .v_head_dim = there.shape.v_head_dim,
+                                          .bits = 4,
+                                          .block_bytes = 4096});
+  ASSIGN_OR_RETURN(const std::unique_ptr<KvBuffer> to, compute->Allocate(4096));
+  const std::vector<uint32_t> evicted = {0, 1, 2, 4, 6, 7};
+  const uint64_t block = to->address();
+  return compute->KeepLow(
+      {.from = there, .to_blocks = &block, .evicted = evicted.data(), .evicted_tokens = 6, .layout = layout});
+}
+
+TEST(ComputeFaults, AKernelThatWritesLowPrecisionAndFailsIsNamedAndPasses) {
+  const auto twice = [] {
+    ASSIGN_OR_RETURN(const std::unique_ptr<CudaKvCompute> compute, OpenCompute());
+    const absl::Status first = KeepLowOnce(compute.get()), second = KeepLowOnce(compute.get());
+    return absl::Status(first.code(), absl::StrCat(first.message(), "; then ", second.ToString()));
+  };
+  // Two launches stage the sequence.
+  EXPECT_THAT(InChild({{"KVPOOL_FAKE_CUDA_FAIL", "cuLaunchKernel#3=CUDA_ERROR_INVALID_VALUE"}}, twice),
+              AllOf(StartsWith("INTERNAL: kvpool_score_low_f32:"), HasSubstr("; then OK")));
+}
+
 TEST(ComputeFaults, AKernelThatReachesOutsideLosesTheContext) {
   EXPECT_THAT(InChild({},
                       [] {

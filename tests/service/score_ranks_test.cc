@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "cuda/scorers/policies/registry.h"
+#include "proto/support/low_layout.h"
 #include "server/space/turn.h"
 #include "tests/service/score_fixture.h"
 
@@ -294,6 +295,41 @@ TEST_F(ScoreRanksTest, CompactGathersTheSameTokensOnEveryRank) {
                   *OfRanks(b.table(block), value, layer, token, head, dim))
             << v1::Scope_Name(scope) << ", layer " << layer << ", head " << head;
       });
+    }
+  }
+}
+
+TEST_F(ScoreRanksTest, EachRankKeepsItsOwnHeadsInLowPrecision) {
+  for (const v1::Scope scope : {v1::SCOPE_SEQUENCE, v1::SCOPE_LAYER, v1::SCOPE_HEAD}) {
+    v1::Operation whole = CompactOp(whole_blocks_, 9), ranked = CompactOp(ranked_blocks_, 9);
+    const uint64_t whole_low = whole_->Lease(1)[0], ranked_low = ranked_->Lease(1)[0];
+    for (v1::Operation* operation : {&whole, &ranked}) {
+      v1::Compact* compact = operation->mutable_compact();
+      compact->mutable_sequence()->set_last_block_tokens(kTokens - 1);
+      compact->set_scope(scope);
+      compact->set_keep_sources(true);
+      compact->mutable_policy()->set_name("inverse_key_l2");
+      compact->set_disposition(v1::DISPOSITION_LOW);
+      compact->mutable_low()->add_blocks(operation == &whole ? whole_low : ranked_low);
+    }
+    const v1::CompactResult a = RunOk(whole_.get(), whole).compact();
+    const v1::CompactResult b = RunOk(ranked_.get(), ranked).compact();
+    EXPECT_EQ(a.low_tokens(), kSequenceTokens - 9);
+    EXPECT_EQ(a.kept_digest(), b.kept_digest());
+    const LowLayout layout =
+        LowLayout::Of({.k_head_dim = kDim, .v_head_dim = kDim, .bits = 4, .block_bytes = kScoredBlockBytes});
+    EXPECT_EQ(b.low_records_per_block(), layout.records_per_block);
+    for (uint32_t layer = 0; layer < kLayers; ++layer) {
+      for (uint32_t head = 0; head < kAllHeads; ++head) {
+        const auto record = [&](const float* block, uint32_t heads, uint32_t of_block) {
+          return std::string(
+              reinterpret_cast<const char*>(block) + (layer * heads + of_block) * layout.record_bytes,
+              layout.record_bytes);
+        };
+        EXPECT_EQ(record(OfWhole(whole_low, false, 0, 0, 0, 0), kAllHeads, head),
+                  record(OfRanks(ranked_low, false, 0, 0, head / kHeads * kHeads, 0), kHeads, head % kHeads))
+            << v1::Scope_Name(scope) << ", layer " << layer << ", head " << head;
+      }
     }
   }
 }

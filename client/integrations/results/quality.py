@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import tempfile
 
+import kvpool
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -165,6 +166,29 @@ def _disposed_cells(where):
                 yield {**cell, "name": name, "policy": policy, "params": params, "scope": "head", "budget": BUDGET, "disposition": disposition}
 
 
+# Equal bytes: (share of the prompt's, bits of what leaves). In low precision fewer tokens stay, so that all bytes are as many.
+EQUAL_BYTES = ((4, 2), (3, 4), (2, 4))
+LOW_MODEL, LOW_DISPOSED = "SmolLM2 135M", ("keydiff", "h2o", "chunkkv over snapkv")
+
+
+def low_budget(share, bits):
+    """Whole blocks of tokens that stay in 16 bits where the others are in `bits`, in 1 / `share` of the prompt's bytes."""
+    layout = kvpool.Layout.paged(layers=30, kv_heads=3, head_dim=64, tokens_per_block=BLOCK).low(bits)  # SmolLM2's.
+    low = layout.record_bytes / (32 * 2 * 64 * 2)
+    return int(pruning.PROMPT * (1 / share - low) / (1 - low)) // BLOCK * BLOCK
+
+
+def _equal_bytes_cells(where):
+    for place in where:
+        cell = {"model": LOW_MODEL, "block": BLOCK, **place}
+        yield {**cell, "policy": "full", "budget": 0}
+        for name, (share, bits), disposition in itertools.product(LOW_DISPOSED, EQUAL_BYTES, (*DISPOSITIONS, "low")):
+            policy, params = POLICIES[name]
+            low = {"low_bits": bits} if disposition == "low" else {}
+            yield {**cell, "name": name, "policy": policy, "params": params, "scope": "head", "disposition": disposition, "share": share, **low,
+                   "budget": low_budget(share, bits) if low else pruning.PROMPT // share}
+
+
 def _cells(where):
     for place in where:
         for model in MODELS:
@@ -198,6 +222,15 @@ def disposition_perplexity_cells():
 
 def disposition_retrieval_cells():
     return _disposed_cells(_prompts(DEPTHS[::2]))
+
+
+def low_perplexity_cells():
+    """What is behind the prompt stays, in each cell as much."""
+    return ({**cell, "prunes": False} for cell in _equal_bytes_cells(_texts()))
+
+
+def low_retrieval_cells():
+    return _equal_bytes_cells(_prompts(DEPTHS[::2]))
 
 
 def perplexity(lab, cell):

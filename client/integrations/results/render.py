@@ -179,6 +179,30 @@ same: {quality.BUDGET} of {pruning.PROMPT} tokens, each KV head its own; texts a
     return "\n".join([*parts, MERGED])
 
 
+def equal_bytes(perplexities, retrievals):
+    """A row for each policy, share of the bytes and disposition."""
+    shares = "\n".join(f"- {100 // share} %: {quality.low_budget(share, bits)} of {pruning.PROMPT} tokens, and the others in {bits} bits; or {pruning.PROMPT // share} tokens"
+                       for share, bits in quality.EQUAL_BYTES)
+    rows = [row for name in quality.LOW_DISPOSED for share, _ in quality.EQUAL_BYTES for disposition in (*quality.DISPOSITIONS, "low") for row in _quality(
+        perplexities, retrievals, [name, f"{100 // share} %, {disposition}"],
+        {"model": quality.LOW_MODEL, "name": name, "disposition": disposition, "share": share})]
+    return "\n".join([f"""What leaves in low precision (MiKV) against dropping and merging it, in as many bytes of a prompt's K and V:
+
+{shares}
+
+{quality.LOW_MODEL}, each KV head its own tokens; texts and prompts are those of the table above, but nothing leaves behind the prompt, where a smaller
+budget would drop more of what is written. Made by `client/integrations/results.sh low_perplexity low_retrieval`.
+""", *_ranked(perplexities, retrievals, quality.LOW_MODEL, "bytes, what leaves is", rows), LOW])
+
+
+LOW = """In 4 bits what leaves is nearly as good as what stays, whichever policy chooses: in a third of the bytes, of which the 64 tokens in 16 bits have an
+eighth, text loses .007 nats or less on either text, all passkeys and as many keys are found as with the full cache, and answers are as likely. Dropping
+finds as much behind `chunkkv` alone, and behind `keydiff` and `h2o` answers are far less likely. 2 bits do not pay: text loses .09 to .13 nats where dropping
+loses .07 or less. They find 8 of 9 passkeys where dropping finds 5, but behind `chunkkv` answers are less likely than by dropping. On one small model and few prompts
+the choice is 4 bits; how many tokens stay in 16 bits then matters little.
+"""
+
+
 MERGED = """On two small models and few prompts merging does not pay, but for one policy's text. Behind `keydiff`, which keeps what differs and so drops many
 near-duplicates, text loses less with both models (.07 and .29 nats of .66 and .69, on two texts). Behind the others text changes by .02 nats or less either way. Answers
 are found no more often, once or twice less often in three of the eight rows, and with SmolLM2 they are less likely behind every policy; the reason may be that
@@ -485,6 +509,7 @@ SECTIONS = (  # What each is called, what writes it, of which tables.
     ("Every policy at a quarter", every_policy, ("quality_perplexity", "quality_retrieval")),
     ("Selection for sparse attention", selected, ("selection",)),
     ("Drop or merge", dispositions, ("disposition_perplexity", "disposition_retrieval")),
+    ("Drop, merge, or low precision, in equal bytes", equal_bytes, ("low_perplexity", "low_retrieval")),
     ("The paper's order: PagedEviction above streaming_llm and inverse_key_l2", order, ("perplexity", "retrieval")),
     ("Scores: kvpress", kvpress, ("kvpress",)),
 )

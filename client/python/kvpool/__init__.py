@@ -4,7 +4,7 @@ import atexit as _atexit
 
 from kvpool import errors as errors
 from kvpool._core import (BlockArray, BlockCopier, Blocks, BlockTable, BudgetPlan, CompactResult, EpisodeHit, Layout,
-                          LayerGroup, LiveSequence, MatchHit, Notice, PendingCompact, PendingEpisode, PendingMatch,
+                          LayerGroup, LiveSequence, LowLayout, MatchHit, Notice, PendingCompact, PendingEpisode, PendingMatch,
                           PendingPrune, PendingPutEpisode, PendingScore, PendingSeal, PendingSelect, Plane, PrefixHasher,
                           Protection, PruneResult, PutEpisodeResult, QueryWindow, ScoreResult, Scorer, SealOutcome,
                           SelectResult, Session, Signal, StreamPoint, View, close_all)
@@ -14,7 +14,7 @@ from kvpool.errors import __all__ as _errors
 
 __all__ = [
     "BlockArray", "BlockCopier", "Blocks", "BlockTable", "BudgetPlan", "CompactResult", "EpisodeHit", "Layout",
-    "LayerGroup", "LiveSequence", "MatchHit", "Notice", "PendingCompact", "PendingEpisode", "PendingMatch",
+    "LayerGroup", "LiveSequence", "LowLayout", "MatchHit", "Notice", "PendingCompact", "PendingEpisode", "PendingMatch",
     "PendingPrune", "PendingPutEpisode", "PendingScore", "PendingSeal", "PendingSelect", "Plane", "PrefixHasher",
     "Protection", "PruneResult", "PutEpisodeResult", "QueryWindow", "ScoreResult", "Scorer", "SealOutcome", "SelectResult",
     "Session", "Signal", "StreamPoint", "View", "__version__",

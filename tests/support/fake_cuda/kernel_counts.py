@@ -23,6 +23,7 @@ import machine_code
 READS = {
     re.compile(r"kvpool_score_records_\w+"): 1.05,
     re.compile(r"kvpool_score_anchor_dots_\w+"): 1.05,
+    re.compile(r"kvpool_score_low_\w+"): 1.05,
     re.compile(r"kvpool_score_window(_lse)?_(f32|f16|bf16|fp8_\w+)"): 1.2,
 }
 # What such a pass uses at least of the sectors that it reads.

@@ -15,6 +15,7 @@
 #include "cuda/scorers/parts/drift_rows.h"
 #include "cuda/scorers/parts/features.h"
 #include "cuda/scorers/parts/gather_rows.h"
+#include "cuda/scorers/parts/low_rows.h"
 #include "cuda/scorers/parts/merge_rows.h"
 #include "cuda/scorers/parts/reduce.h"
 #include "cuda/scorers/parts/select_rows.h"
@@ -241,6 +242,21 @@ constexpr auto kDriftOutputs =
            DriftOutputs(HostTeam(), c, first_row, b.x);
          },
          DriftContext, uint32_t>;
+template <KvDtype dtype>
+constexpr auto kLow = Bind<[](const Grid& grid, const LowRequest& r) {
+  const uint64_t blocks = (grid.x - 1) / r.layout.records_per_block + 1;
+  const uint64_t bytes = uint64_t{r.layout.records_per_block} * r.layout.record_bytes;
+  return ReachesBlocks(r.from, r.from.blocks, r.from.shape.blocks(), PROT_READ) &&
+         Reads(r.to_blocks, blocks) && std::all_of(r.to_blocks, r.to_blocks + blocks, [&](uint64_t block) {
+           return IsMapped(block, bytes, PROT_READ | PROT_WRITE);
+         });
+},
+                           [](const ThreadBlock& b, const LowRequest& r) {
+                             LowTile tile;
+                             const uint32_t planes = r.from.shape.planes();
+                             LowRecord<dtype>(HostTeam(), r, b.x / planes, b.x % planes, &tile);
+                           },
+                           LowRequest>;
 constexpr auto kCopyPieces =
     Bind<[](const Grid& grid, const PieceCopy* pieces) {
       return Reads(pieces, grid.x) && std::all_of(pieces, pieces + grid.x, [](const PieceCopy& piece) {
@@ -292,7 +308,7 @@ constexpr auto kPolicyBlocks =
 #define KVPOOL_TYPED(name, dtype)                                                                            \
   {"kvpool_score_records_" #name, kRecords<dtype>}, {"kvpool_score_anchor_dots_" #name, kAnchorDots<dtype>}, \
       {"kvpool_score_window_lse_" #name, kWindowLse<dtype>}, {"kvpool_score_window_" #name, kWindow<dtype>}, \
-      {"kvpool_score_nearest_" #name, kNearest<dtype>},
+      {"kvpool_score_nearest_" #name, kNearest<dtype>}, {"kvpool_score_low_" #name, kLow<dtype>},
 #define KVPOOL_POLICY(Policy) {"kvpool_score_" #Policy, kPolicy<Policy>},
 #define KVPOOL_POLICY_BLOCKS(Policy) {"kvpool_score_blocks_" #Policy, kPolicyBlocks<Policy>},
 
