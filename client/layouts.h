@@ -6,7 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "kvpool/v1/layout.pb.h"
+#include "proto/support/low_layout.h"
 
 namespace kvpool {
 
@@ -26,6 +28,16 @@ struct OpaqueLayoutOptions {
   uint32_t tokens_per_block = 16;
 };
 v1::Layout OpaqueLayout(const OpaqueLayoutOptions& options);
+
+// Which low-precision blocks of a layout.
+struct LowLayoutOptions {
+  uint32_t group = 0;
+  uint32_t bits = LowLayout::kDefaultBits;  // 2, 4 or 8.
+};
+// Where Compact with DISPOSITION_LOW (v1::LowTerms) puts tokens of one rank in this layout's blocks; Blocks(tokens) of it says how
+// many blocks `tokens` tokens that leave take, to be leased before. INVALID_ARGUMENT: there is no such group, or no such number
+// of bits, the group is not strided, or a block is too small for one record; with the numbers.
+absl::StatusOr<LowLayout> LowLayoutOf(const v1::Layout& layout, const LowLayoutOptions& options);
 
 }  // namespace kvpool
 

@@ -31,6 +31,7 @@ install(EXPORT kvpool-client NAMESPACE kvpool:: DESTINATION ${package_dir} COMPO
 file(GLOB headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/client/*.h)
 install(FILES ${headers} DESTINATION ${include_dir}/client COMPONENT libkvpool-dev)
 install(FILES ${PROJECT_SOURCE_DIR}/proto/support/block_ref.h ${PROJECT_SOURCE_DIR}/proto/support/limits.h
+              ${PROJECT_SOURCE_DIR}/proto/support/low_layout.h
         DESTINATION ${include_dir}/proto/support COMPONENT libkvpool-dev)
 install(DIRECTORY ${PROJECT_BINARY_DIR}/proto/kvpool DESTINATION ${include_dir} COMPONENT libkvpool-dev
         FILES_MATCHING PATTERN "*.h" PATTERN "*.grpc.pb.h" EXCLUDE)

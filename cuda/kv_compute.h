@@ -11,6 +11,8 @@
 //   Gather     copies rows of K and V into other blocks
 //   Merge      does so too, and merges the rows that are not copied into those that are
 //   Fold       adds rows that are not copied to a state of constant size
+//   KeepLow    writes rows of K and V to other blocks in low precision
+//   Drift      measures how far a layer's attention output moves when tokens leave; it changes nothing
 //
 // Block addresses are as Slab::address() gives them (cuda/device.h). The workspace grows with the largest call
 // so far and is kept until destruction. Plan may be called from any thread at any time; of all other calls at
@@ -27,8 +29,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "cuda/scorers/drift.h"
 #include "cuda/scorers/fold.h"
 #include "cuda/scorers/gather.h"
+#include "cuda/scorers/low.h"
 #include "cuda/scorers/merge.h"
 #include "cuda/scorers/score.h"
 
@@ -107,6 +111,12 @@ class KvCompute {
   // Block addresses and indices of tokens are in this process's memory; weights and states lie on the device. Returns how many
   // tokens were added, summed over planes. RESOURCE_EXHAUSTED: the GPU is out of memory. REQUIRES: scorers::CheckFold is OK.
   virtual absl::StatusOr<uint64_t> Fold(const scorers::FoldRequest& request) = 0;
+  // The same of these arrays. RESOURCE_EXHAUSTED: the GPU is out of memory, or takes no launch of so many records. REQUIRES: no
+  // destination is a source.
+  virtual absl::Status KeepLow(const scorers::LowRequest& request) = 0;
+  // The window's data was staged and lies on the device; the other arrays of the request are in this process's memory. OUT_OF_RANGE: the
+  // outputs are not finite. RESOURCE_EXHAUSTED: the GPU is out of memory. REQUIRES: scorers::CheckDrift(request) is OK.
+  virtual absl::StatusOr<scorers::Drift> Drift(const scorers::DriftRequest& request) = 0;
 };
 
 struct KvComputeOptions {

@@ -239,6 +239,14 @@ void AddDaemonFlags(CommandLine* line, Flags* flags) {
   flags->Add("score-time", &line->score_time, {.min = absl::Milliseconds(1), .max = absl::Hours(24)},
              "most time of a device that one operation may take, by a guess at what it multiplies; it is "
              "refused beyond");
+  flags->Add("guard-share", &daemon.guard.share, 1,
+             "measure so large a share of the prunes and compactions that come with a query window: how far "
+             "a layer's attention output moves; 0: none");
+  flags->Add("guard-bound", &daemon.guard.bound, kMostGuardBound,
+             "turn a pruning policy off in a space where outputs move further than this in the mean, in "
+             "lengths of the output; 0: never");
+  flags->Add("guard-samples", &daemon.guard.samples, {.min = 1, .max = kMostGuardSamples},
+             "the mean is taken over so many of the newest measurements, and judged once there are so many");
   AddSize("score-workspace", &daemon.score_workspace_bytes, 1,
           "most memory of a device that one operation may use besides", flags);
 }
@@ -414,6 +422,14 @@ absl::Status ReadDaemonOptions(const CommandLine& line, DaemonOptions* daemon) {
                    absl::StrCat("the limits are 0 and --high-watermark, ", daemon->high_watermark));
   }
   if (daemon->tenant_share == 0) return BadFlag("tenant-share", "0", "no tenant could have any memory");
+  if (daemon->guard.share > 0 && daemon->guard.share < kLeastGuardShare) {
+    return BadFlag("guard-share", absl::StrCat(daemon->guard.share),
+                   absl::StrCat("must be 0, or ", kLeastGuardShare, " to 1"));
+  }
+  if (daemon->guard.bound > 0 && daemon->guard.share == 0) {
+    return BadFlag("guard-bound", absl::StrCat(daemon->guard.bound),
+                   "needs --guard-share, without which nothing is measured");
+  }
   const uint32_t half = std::max(1u, std::thread::hardware_concurrency() / 2);
   daemon->score_threads = line.score_threads == 0 ? half : line.score_threads;
   daemon->idle_space_ms = static_cast<uint64_t>(absl::ToInt64Milliseconds(line.idle_space));

@@ -521,6 +521,33 @@ class PolicyCommand : public Command {
   std::string policy_;
 };
 
+class GuardCommand : public Command {
+ public:
+  void AddFlags(Flags* flags) override {
+    flags->Add("space", &space_, {.min = 1}, "only this space; else all");
+    flags->Add("on", &on_, "forget what was measured of this policy, and turn it on again if it is off");
+  }
+  absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
+    if (on_.empty()) {
+      v1::GetGuardRequest request;
+      request.set_space(space_);
+      ASSIGN_OR_RETURN(const v1::GetGuardResponse guard, daemon->GetGuard(request));
+      output.Print(guard, RenderGuard(guard));
+      return absl::OkStatus();
+    }
+    v1::ResetGuardRequest request;
+    request.set_space(space_);
+    request.set_policy(on_);
+    ASSIGN_OR_RETURN(const v1::ResetGuardResponse answer, daemon->ResetGuard(request));
+    output.Print(answer, RenderResetGuard(answer));
+    return absl::OkStatus();
+  }
+
+ private:
+  uint64_t space_ = 0;
+  std::string on_;
+};
+
 class EraseCommand : public Command {
  public:
   void AddFlags(Flags* flags) override {
@@ -671,6 +698,8 @@ constexpr CommandEntry kCommands[] = {
     {"policy", "which cached blocks leave first; policy set NAME changes it", &Make<PolicyCommand>},
     {"share", "memory that a space keeps, may have at most, and has beside others", &Make<ShareCommand>},
     {"policies", "policies that prune live sequences, with what they need", &Make<PoliciesCommand>},
+    {"guard", "what pruning costs, and which policies are off for it; --on=POLICY ends that",
+     &Make<GuardCommand>},
     {"upgrade", "have another kvpoold take over, with sessions and cache", &Make<UpgradeCommand>},
     {"health", "exit 0 if the daemon serves, or with --live answers: for probes", &Make<HealthCommand>},
 };

@@ -310,6 +310,46 @@ std::string RenderSetPolicy(const v1::SetPolicyResponse& answer, const v1::SetPo
   return text;
 }
 
+std::string RenderGuard(const v1::GetGuardResponse& guard) {
+  Table table({">SPACE", "TENANT", "POLICY", "STATE", ">MEAN", ">GREATEST", ">SAMPLES", ">MEASURED",
+               ">FAILED", ">PASSED OVER", ">NO WINDOW", ">UNSUITED", ">REFUSED"});
+  std::string failures;
+  for (const v1::GuardedPolicy& policy : guard.policies()) {
+    const auto count = [&](const char* outcome) {
+      const auto found = policy.operations().find(outcome);
+      return HumanCount(found == policy.operations().end() ? 0 : found->second);
+    };
+    const bool measured = policy.samples() > 0;
+    table.Add({absl::StrCat(policy.space()), Printable(policy.tenant()), Printable(policy.policy()),
+               policy.off() ? "off" : "on", measured ? absl::StrFormat("%.4f", policy.mean()) : "-",
+               measured ? absl::StrFormat("%.4f", policy.greatest()) : "-", HumanCount(policy.samples()),
+               count("measured"), count("failed"), count("passed_over"), count("no_window"),
+               count("unsuited"), HumanCount(policy.refused())});
+    if (policy.last_failure().empty()) continue;
+    absl::StrAppend(&failures, "Space ", policy.space(), ", ", Printable(policy.policy()),
+                    " failed last: ", Printable(policy.last_failure()), "\n");
+  }
+  const std::string rule =
+      guard.share() == 0 ? "Nothing is measured (--guard-share=0).\n"
+      : guard.bound() == 0
+          ? absl::StrFormat("A share of %g is measured; no policy is turned off (--guard-bound=0).\n",
+                            guard.share())
+          : absl::StrFormat("A share of %g is measured; off above a mean of %g over %u samples.\n",
+                            guard.share(), guard.bound(), guard.samples());
+  return absl::StrCat(guard.policies().empty() ? "No policy has dropped tokens.\n" : table.Text(), failures,
+                      rule);
+}
+
+std::string RenderResetGuard(const v1::ResetGuardResponse& answer) {
+  std::string text;
+  for (const v1::GuardedPolicy& policy : answer.policies()) {
+    absl::StrAppend(&text, "Space ", policy.space(), ", ", Printable(policy.policy()), ": ",
+                    policy.off() ? "on again" : "on as before", "; ", HumanCount(policy.samples(), "sample"),
+                    " forgotten\n");
+  }
+  return text;
+}
+
 std::string RenderSessions(const v1::ListSessionsResponse& sessions) {
   if (sessions.sessions().empty()) return "No sessions.\n";
   Table table({">SESSION", ">SPACE", "TENANT", "CLIENT", ">LEASED", ">REFERENCED", ">CHARGED", ">GUARANTEED",

@@ -19,6 +19,8 @@ std::string RenderSpaces(const v1::ListSpacesResponse& spaces);
 std::string RenderRecovery(const v1::GetRecoveryResponse& recovery);
 std::string RenderTiers(const v1::ListTiersResponse& tiers);
 std::string RenderPolicies(const v1::GetPoliciesResponse& policies);
+std::string RenderGuard(const v1::GetGuardResponse& guard);
+std::string RenderResetGuard(const v1::ResetGuardResponse& answer);
 std::string RenderSetPolicy(const v1::SetPolicyResponse& answer, const v1::SetPolicyRequest& request);
 std::string RenderSessions(const v1::ListSessionsResponse& sessions);
 // Tells that an operator has ended the session.

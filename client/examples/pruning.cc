@@ -1,5 +1,6 @@
 #include <cstdio>
 #include <cstring>
+#include <string>
 
 #include "client/layouts.h"
 #include "client/live_sequence.h"
@@ -13,11 +14,17 @@ absl::Status Generate(const kvpool::SessionOptions& options) {
   kvpool::LiveSequence sequence(session->get());
   kvpool::v1::Prune prune;  // PagedEviction, unless prune.mutable_policy() says otherwise.
   prune.set_budget_tokens(256);
+  // By the newest queries the daemon measures what is lost (kvpoold --guard-share), whatever the policy needs: of each layer one
+  // query and its two heads here.
+  kvpool::v1::QueryWindow* const window = prune.mutable_signals()->mutable_window();
+  window->set_queries(1);
+  window->set_q_heads(2);
+  window->mutable_data()->set_inlined(std::string(size_t{4} * 1 * 2 * 64 * sizeof(uint16_t), 60));
   for (uint32_t token = 0; token < 1000; ++token) {
     if (sequence.room() == 0) {
       auto block = (*session)->LeaseWithin(1, deadline);
       if (!block.ok()) return block.status();
-      std::memset((*session)->data((*block)[0]), 60,
+      std::memset((*session)->data((*block)[0]), 56 + token / 16 % 8,
                   options.layout.block_bytes());  // The model writes K and V.
       if (auto status = sequence.Append(*std::move(block)); !status.ok()) return status;
     }

@@ -1,5 +1,6 @@
 #include "client/layouts.h"
 
+#include "absl/strings/str_cat.h"
 #include "proto/support/dtype.h"
 
 namespace kvpool {
@@ -36,6 +37,30 @@ v1::Layout OpaqueLayout(const OpaqueLayoutOptions& options) {
   group.add_layers(0);
   group.set_tokens_per_block(options.tokens_per_block);
   return layout;
+}
+
+absl::StatusOr<LowLayout> LowLayoutOf(const v1::Layout& layout, const LowLayoutOptions& options) {
+  if (options.group >= static_cast<uint32_t>(layout.groups_size())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("group is ", options.group, "; the layout has ", layout.groups_size(), " groups"));
+  }
+  if (!LowLayout::CanHave(options.bits)) {
+    return absl::InvalidArgumentError(absl::StrCat("bits is ", options.bits, "; must be 2, 4 or 8"));
+  }
+  const v1::LayerGroup& group = layout.groups(static_cast<int>(options.group));
+  if (layout.encoding() != v1::ENCODING_STRIDED || group.k_head_dim() == 0) {
+    return absl::InvalidArgumentError("only tokens of a strided layout can be kept in low precision");
+  }
+  const LowLayout low =
+      LowLayout::Of({.planes = static_cast<uint32_t>(group.layers_size()) * group.kv_heads(),
+                     .k_head_dim = group.k_head_dim(),
+                     .v_head_dim = group.v_head_dim(),
+                     .bits = options.bits,
+                     .block_bytes = layout.block_bytes()});
+  if (low.records_per_block > 0) return low;
+  return absl::InvalidArgumentError(absl::StrCat(LowLayout::kGroupTokens, " tokens of a plane take ",
+                                                 low.record_bytes, " bytes in ", options.bits,
+                                                 " bits; a block has ", layout.block_bytes()));
 }
 
 }  // namespace kvpool

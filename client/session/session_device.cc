@@ -1,5 +1,6 @@
 // Verbs that are sent as the caller wrote them: device operations and episodes.
 #include <memory>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -23,6 +24,7 @@ std::vector<BlockRef> BlocksNamedBy(const Request& request) {
   Name(request.sequence().blocks(), &blocks);
   for (const v1::Signal& signal : request.signals().signals()) Name(signal.data().blocks(), &blocks);
   Name(request.signals().window().data().blocks(), &blocks);
+  if constexpr (std::is_same_v<Request, v1::Compact>) Name(request.low().blocks(), &blocks);
   return blocks;
 }
 

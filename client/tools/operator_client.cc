@@ -256,6 +256,12 @@ absl::StatusOr<v1::SetShareResponse> OperatorClient::SetShare(const v1::SetShare
 absl::StatusOr<v1::SetPolicyResponse> OperatorClient::SetPolicy(const v1::SetPolicyRequest& request) {
   return rep_->Call(&v1::Operator::Stub::SetPolicy, request);
 }
+absl::StatusOr<v1::GetGuardResponse> OperatorClient::GetGuard(const v1::GetGuardRequest& request) {
+  return rep_->Call(&v1::Operator::Stub::GetGuard, request);
+}
+absl::StatusOr<v1::ResetGuardResponse> OperatorClient::ResetGuard(const v1::ResetGuardRequest& request) {
+  return rep_->Call(&v1::Operator::Stub::ResetGuard, request);
+}
 absl::StatusOr<v1::GetRecoveryResponse> OperatorClient::GetRecovery(const v1::GetRecoveryRequest& request) {
   return rep_->Call(&v1::Operator::Stub::GetRecovery, request);
 }

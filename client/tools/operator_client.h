@@ -46,6 +46,8 @@ class OperatorClient {
   absl::StatusOr<v1::SetPolicyResponse> SetPolicy(const v1::SetPolicyRequest& request);
   absl::StatusOr<v1::EraseResponse> Erase(const v1::EraseRequest& request);
   absl::StatusOr<v1::SetShareResponse> SetShare(const v1::SetShareRequest& request);
+  absl::StatusOr<v1::GetGuardResponse> GetGuard(const v1::GetGuardRequest& request);
+  absl::StatusOr<v1::ResetGuardResponse> ResetGuard(const v1::ResetGuardRequest& request);
   absl::StatusOr<v1::GetRecoveryResponse> GetRecovery(const v1::GetRecoveryRequest& request);
   absl::StatusOr<v1::ListTiersResponse> ListTiers(const v1::ListTiersRequest& request);
   absl::StatusOr<v1::AttachTierResponse> AttachTier(const v1::AttachTierRequest& request);

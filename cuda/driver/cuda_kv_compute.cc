@@ -7,8 +7,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "cuda/kernels/launch.h"
+#include "cuda/scorers/drift.h"
 #include "cuda/scorers/fold.h"
 #include "cuda/scorers/gather.h"
+#include "cuda/scorers/low.h"
 #include "cuda/scorers/merge.h"
 #include "cuda/scorers/parts/select_rows.h"
 #include "cuda/scorers/select.h"
@@ -588,6 +590,72 @@ absl::StatusOr<uint64_t> CudaKvCompute::Fold(const scorers::FoldRequest& request
   }));
   const auto* const folded = reinterpret_cast<const uint32_t*>(pinned_outputs_.address());
   return std::accumulate(folded, folded + planes, uint64_t{0});
+}
+
+// ------------------------------------------------------------------------------------------------- drift
+
+absl::Status CudaKvCompute::EnqueueDrift(const scorers::DriftContext& on_device) {
+  const KvShape& shape = on_device.score.shape();
+  const uint32_t shares = shape.tokens / scorers::kDriftTokens + (shape.tokens % scorers::kDriftTokens != 0);
+  RETURN_IF_ERROR(Launch(kernels_.queries, {shape.kv_heads, 1, kPlaneThreads}, on_device.score));
+  for (uint32_t first = 0; first < on_device.rows; first += on_device.at_once) {
+    const uint64_t rows = std::min(on_device.at_once, on_device.rows - first);
+    RETURN_IF_ERROR(
+        Launch(kernels_.drift_logits, {rows * shares, 1, kBlockThreads}, on_device, first, shares));
+    RETURN_IF_ERROR(Launch(kernels_.drift_outputs, {rows, 1, kBlockThreads}, on_device, first));
+  }
+  return Fetch(reinterpret_cast<uint64_t>(on_device.drifts), on_device.rows * sizeof(float), 0);
+}
+
+absl::StatusOr<scorers::Drift> CudaKvCompute::Drift(const scorers::DriftRequest& request) {
+  Inputs inputs;
+  const size_t blocks_at = inputs.Add(absl::MakeConstSpan(request.kv.blocks, request.kv.shape.blocks()));
+  const size_t kept_at = inputs.Add(absl::MakeConstSpan(request.kept, request.kept_words()));
+  scorers::DriftContext context;
+  ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
+  RETURN_IF_ERROR(workspace_.Grow(context_, scorers::ArrangeDrift(request, 0, &context)));
+  RETURN_IF_ERROR(inputs_.Grow(context_, inputs.bytes()));
+  RETURN_IF_ERROR(pinned_inputs_.Grow(context_, inputs.bytes()));
+  RETURN_IF_ERROR(pinned_outputs_.Grow(context_, request.rows() * sizeof(float)));
+  inputs.CopyTo(pinned_inputs_.address());
+  scorers::DriftRequest there = request;
+  there.kv.blocks = reinterpret_cast<const uint64_t*>(inputs_.address() + blocks_at);
+  there.kept = reinterpret_cast<const uint32_t*>(inputs_.address() + kept_at);
+  context = {};
+  scorers::ArrangeDrift(there, workspace_.address(), &context);
+  RETURN_IF_ERROR(RunOnStream("measuring a drift", [&] {
+    RETURN_IF_ERROR(Send(inputs));
+    return EnqueueDrift(context);
+  }));
+  return scorers::DriftOf({reinterpret_cast<const float*>(pinned_outputs_.address()), context.rows});
+}
+
+// ------------------------------------------------------------------------------------------ low precision
+
+absl::Status CudaKvCompute::KeepLow(const scorers::LowRequest& request) {
+  if (request.evicted_tokens == 0) return absl::OkStatus();
+  const KvShape& shape = request.from.shape;
+  const uint64_t records = request.layout.Records(request.evicted_tokens);
+  const size_t evicted = (shape.layers - 1) * request.evicted_layer_stride +
+                         (shape.kv_heads - 1) * request.evicted_head_stride + request.evicted_tokens;
+  Inputs inputs;
+  const size_t from_at = inputs.Add(absl::MakeConstSpan(request.from.blocks, shape.blocks()));
+  const size_t to_at =
+      inputs.Add(absl::MakeConstSpan(request.to_blocks, request.layout.Blocks(request.evicted_tokens)));
+  const size_t evicted_at = inputs.Add(absl::MakeConstSpan(request.evicted, evicted));
+  ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
+  RETURN_IF_ERROR(inputs_.Grow(context_, inputs.bytes()));
+  RETURN_IF_ERROR(pinned_inputs_.Grow(context_, inputs.bytes()));
+  inputs.CopyTo(pinned_inputs_.address());
+  const uint64_t there = inputs_.address();
+  scorers::LowRequest on_device = request;
+  on_device.from.blocks = reinterpret_cast<const uint64_t*>(there + from_at);
+  on_device.to_blocks = reinterpret_cast<const uint64_t*>(there + to_at);
+  on_device.evicted = reinterpret_cast<const uint32_t*>(there + evicted_at);
+  return RunOnStream("keeping tokens in low precision", [&] {
+    RETURN_IF_ERROR(Send(inputs));
+    return Launch(kernels_.of(request.from.dtype).low, {records, 1, kBlockThreads}, on_device);
+  });
 }
 
 }  // namespace kvpool

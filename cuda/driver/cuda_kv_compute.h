@@ -59,6 +59,8 @@ class CudaKvCompute final : public KvCompute {
   absl::Status Gather(const scorers::GatherRequest& request) override;
   absl::StatusOr<MergeOutcome> Merge(const scorers::MergeRequest& request) override;
   absl::StatusOr<uint64_t> Fold(const scorers::FoldRequest& request) override;
+  absl::Status KeepLow(const scorers::LowRequest& request) override;
+  absl::StatusOr<scorers::Drift> Drift(const scorers::DriftRequest& request) override;
 
   // Microseconds on the device's clock.
   struct Times {
@@ -100,6 +102,7 @@ class CudaKvCompute final : public KvCompute {
                            uint64_t items, float* rows);
   absl::Status EnqueueBlocks(const scorers::ScorePlan& plan, const scorers::ScoreContext& on_device,
                              const float* token_rows, float* block_scores);
+  absl::Status EnqueueDrift(const scorers::DriftContext& on_device);
   absl::Status EnqueueChoice(const ScoreCall& call, Scores* scores);
   absl::Status TakeScores(const ScoreCall& call, const Scores& scores);
   // The arrays of a compaction among the inputs of its call.

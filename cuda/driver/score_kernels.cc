@@ -8,12 +8,13 @@ namespace kvpool {
 namespace {
 
 struct TypeNames {
-  const char *records, *anchor_dots, *window_lse, *window, *nearest, *fold;
+  const char *records, *anchor_dots, *window_lse, *window, *nearest, *low, *fold;
 };
 #define KVPOOL_TYPE_NAMES(type)                                                                         \
   {                                                                                                     \
     "kvpool_score_records_" #type, "kvpool_score_anchor_dots_" #type, "kvpool_score_window_lse_" #type, \
-        "kvpool_score_window_" #type, "kvpool_score_nearest_" #type, "kvpool_score_fold_" #type         \
+        "kvpool_score_window_" #type, "kvpool_score_nearest_" #type, "kvpool_score_low_" #type,         \
+        "kvpool_score_fold_" #type                                                                      \
   }
 // Indexed by KvDtype.
 constexpr TypeNames kTypeNames[] = {KVPOOL_TYPE_NAMES(f32), KVPOOL_TYPE_NAMES(f16), KVPOOL_TYPE_NAMES(bf16),
@@ -49,7 +50,8 @@ absl::StatusOr<ScoreKernels> ScoreKernels::Load(const std::shared_ptr<const Cuda
   for (size_t type = 0; type < kernels.types_.size(); ++type) {
     const TypeNames& names = kTypeNames[type];
     kernels.types_[type] = {find(names.records), find(names.anchor_dots), find(names.window_lse),
-                            find(names.window),  find(names.nearest),     find(names.fold)};
+                            find(names.window),  find(names.nearest),     find(names.low),
+                            find(names.fold)};
   }
   for (const PolicyNames& names : kPolicyNames) {
     kernels.policies_.push_back(
@@ -65,6 +67,8 @@ absl::StatusOr<ScoreKernels> ScoreKernels::Load(const std::shared_ptr<const Cuda
   kernels.link = find("kvpool_score_link");
   kernels.merge = find("kvpool_score_merge");
   kernels.sum_folds = find("kvpool_score_sum_folds");
+  kernels.drift_logits = find("kvpool_score_drift_logits");
+  kernels.drift_outputs = find("kvpool_score_drift_outputs");
   kernels.copy_pieces = find("kvpool_score_copy_pieces");
   kernels.count_digits = find("kvpool_score_count_digits");
   kernels.count_tile = find("kvpool_score_count_tile");

@@ -23,7 +23,7 @@ struct CudaKernel {
 class ScoreKernels {
  public:
   struct OfType {
-    CudaKernel records, anchor_dots, window_lse, window, nearest, fold;
+    CudaKernel records, anchor_dots, window_lse, window, nearest, low, fold;
   };
   struct OfPolicy {
     CudaKernel score;
@@ -39,6 +39,7 @@ class ScoreKernels {
   CudaKernel unpack, anchors, queries, reduce_planes, reduce_tokens;
   CudaKernel gather, copy_pieces;
   CudaKernel merge_norms, link, merge, sum_folds;
+  CudaKernel drift_logits, drift_outputs;
   CudaKernel count_digits, count_tile, victims;
 
  private:

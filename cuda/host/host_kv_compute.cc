@@ -103,6 +103,20 @@ class HostKvCompute final : public KvCompute {
     return std::accumulate(context.folded, context.folded + request.from.shape.planes(), uint64_t{0});
   }
 
+  absl::StatusOr<scorers::Drift> Drift(const scorers::DriftRequest& request) override {
+    scorers::DriftContext context;
+    GrowWorkspace(scorers::ArrangeDrift(request, 0, &context));
+    context = {};
+    scorers::ArrangeDrift(request, workspace_->address(), &context);
+    scorers::MeasureDrift(context, &workers_);
+    return scorers::DriftOf({context.drifts, context.rows});
+  }
+
+  absl::Status KeepLow(const scorers::LowRequest& request) override {
+    scorers::KeepLow(request, &workers_);
+    return absl::OkStatus();
+  }
+
  private:
   void GrowWorkspace(size_t bytes) {
     if (workspace_ != nullptr && workspace_->bytes() >= bytes) return;

@@ -5,9 +5,11 @@
 #include "cuda/kernels/cuda_team.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/scorers/parts/context.h"
+#include "cuda/scorers/parts/drift_rows.h"
 #include "cuda/scorers/parts/features.h"
 #include "cuda/scorers/parts/fold_rows.h"
 #include "cuda/scorers/parts/gather_rows.h"
+#include "cuda/scorers/parts/low_rows.h"
 #include "cuda/scorers/parts/merge_rows.h"
 #include "cuda/scorers/parts/reduce.h"
 #include "cuda/scorers/parts/select_rows.h"
@@ -38,7 +40,8 @@ __device__ BlockRange ShareOf(const PlaneShares& shares, const KvShape& shape) {
   X(fp8_e5m2, KvDtype::kFp8E5m2)
 
 // records: x: block of the sequence, from `first`; y: layer. anchor_dots: x: share of a plane. nearest: x: tile of a
-// plane, whose tiles are neighbours. fold: x: share of a plane, likewise. The others: x: plane.
+// plane, whose tiles are neighbours. low: x: record, of which those of all planes are neighbours. fold: x: share of a plane,
+// whose shares are neighbours. The others: x: plane.
 #define KVPOOL_TYPED_KERNELS(name, dtype)                                                                  \
   KVPOOL_KERNEL(kBlockThreads, kRecordTeams)                                                               \
   kvpool_score_records_##name(const __grid_constant__ KvView kv, const __grid_constant__ RecordLayout at,  \
@@ -52,17 +55,23 @@ __device__ BlockRange ShareOf(const PlaneShares& shares, const KvShape& shape) {
   }                                                                                                        \
   KVPOOL_KERNEL(kPolicyThreads, 1)                                                                         \
   kvpool_score_window_lse_##name(const __grid_constant__ ScoreContext context) {                           \
-    WindowLse<CudaLogitTile<dtype>>(CudaTeam(), context, blockIdx.x);                                      \
+    WindowLseByTiles<dtype>(context, blockIdx.x);                                                          \
   }                                                                                                        \
   KVPOOL_KERNEL(kPolicyThreads, 1)                                                                         \
   kvpool_score_window_##name(const __grid_constant__ ScoreContext context) {                               \
-    WindowStatistics<CudaLogitTile<dtype>>(CudaTeam(), context, blockIdx.x);                               \
+    WindowStatisticsByTiles<dtype>(context, blockIdx.x);                                                   \
   }                                                                                                        \
   KVPOOL_KERNEL(kBlockThreads, 1)                                                                          \
   kvpool_score_nearest_##name(const __grid_constant__ MergeContext context, uint32_t tiles) {              \
     __shared__ NearestTile tile;                                                                           \
     FindNearest<dtype>(CudaTeam(), context, blockIdx.x / tiles, blockIdx.x % tiles,                        \
                        NearestTile::TokensOf(context.request.gather.from.k.head_dim), &tile);              \
+  }                                                                                                        \
+  KVPOOL_KERNEL(kBlockThreads, 1)                                                                          \
+  kvpool_score_low_##name(const __grid_constant__ LowRequest request) {                                    \
+    __shared__ LowTile tile;                                                                               \
+    const uint32_t planes = request.from.shape.planes();                                                   \
+    LowRecord<dtype>(CudaTeam(), request, blockIdx.x / planes, blockIdx.x % planes, &tile);                \
   }                                                                                                        \
   KVPOOL_KERNEL(kBlockThreads, 1)                                                                          \
   kvpool_score_fold_##name(const __grid_constant__ FoldContext context) {                                  \
@@ -125,6 +134,18 @@ KVPOOL_KERNEL(kBlockThreads, 1) kvpool_score_merge(const __grid_constant__ Merge
 // x: plane.
 KVPOOL_KERNEL(kBlockThreads, 1) kvpool_score_sum_folds(const __grid_constant__ FoldContext context) {
   SumFolds(CudaTeam(), context, blockIdx.x);
+}
+
+// x: share of a row's tokens, of so many rows from the first on; a row's shares are neighbours.
+KVPOOL_KERNEL(kBlockThreads, 1)
+kvpool_score_drift_logits(const __grid_constant__ DriftContext context, uint32_t first_row, uint32_t shares) {
+  const uint32_t begin = blockIdx.x % shares * kDriftTokens;
+  DriftLogits(CudaTeam(), context, first_row, blockIdx.x / shares, begin, begin + kDriftTokens);
+}
+// x: row, of those from the first on.
+KVPOOL_KERNEL(kBlockThreads, 1)
+kvpool_score_drift_outputs(const __grid_constant__ DriftContext context, uint32_t first_row) {
+  DriftOutputs(CudaTeam(), context, first_row, blockIdx.x);
 }
 
 // x: piece.

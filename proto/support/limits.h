@@ -43,6 +43,7 @@ inline constexpr uint64_t kMaxLayerTokens = uint64_t{1} << 40;  // Tokens that P
 
 // ---- Operators
 inline constexpr uint32_t kMaxListedBlocks = 1000;
+inline constexpr size_t kMaxPolicyNameBytes = 64;  // A pruning policy is asked for by name.
 inline constexpr size_t kMaxTierSpecBytes = 4096;
 inline constexpr size_t kMaxTierNameBytes = 64;
 inline constexpr uint32_t kMaxTierTimeoutMs = 3'600'000;  // An hour.

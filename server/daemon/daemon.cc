@@ -19,6 +19,7 @@
 #include "server/replacement/policy.h"
 #include "server/scoring/device_runner.h"
 #include "server/scoring/lost_gpu.h"
+#include "server/scoring/quality_guard.h"
 #include "server/space/deferred.h"
 #include "server/space/device_budget.h"
 #include "server/space/session.h"
@@ -177,6 +178,7 @@ Daemon::Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>
   budget_ = std::make_unique<DeviceBudget>(capacities, options_.tenant_share);
   registry_ = std::make_unique<Registry>(options_.max_sessions);
   retired_ = std::make_unique<RetiredCounters>();
+  guard_ = std::make_unique<QualityGuard>(options_.guard);
   StartRunners();
 }
 
@@ -392,6 +394,7 @@ void Daemon::StartRunners() {
                                        .feature_cache_bytes = options_.score_features_bytes,
                                        .workspace_bytes = options_.score_workspace_bytes,
                                        .time_limit = absl::Milliseconds(options_.score_time_ms),
+                                       .guard = guard_.get(),
                                        .thread = options_.device_threads};
     runners_.back() = std::make_unique<DeviceRunner>(
         runner, *std::move(compute),
@@ -541,6 +544,7 @@ void Daemon::Retire(const std::shared_ptr<Space>& space) {
     last = SnapshotOf(space->state, clock_->NowMs());
   }
   retired_->Add(last);
+  guard_->Forget(space->facts.id);
   Destroy(space.get());
   LogInfo("space closed", {{"space", space->facts.id}, {"tenant", space->facts.tenant}});
   // Others may grow now, which they should learn before they evict.

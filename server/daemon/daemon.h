@@ -77,6 +77,8 @@ class EventLog;
 struct DeviceOperation;
 class Housekeeper;
 class Registry;
+class QualityGuard;
+struct GuardedPolicy;
 class RetiredCounters;
 class Session;
 class TierMover;
@@ -176,6 +178,8 @@ class Daemon final : private SpaceOwner {
   absl::Status GetPolicies(const v1::GetPoliciesRequest& request, v1::GetPoliciesResponse* response);
   absl::Status SetPolicy(const v1::SetPolicyRequest& request, v1::SetPolicyResponse* response);
   absl::Status SetShare(const v1::SetShareRequest& request, v1::SetShareResponse* response);
+  absl::Status GetGuard(const v1::GetGuardRequest& request, v1::GetGuardResponse* response);
+  absl::Status ResetGuard(const v1::ResetGuardRequest& request, v1::ResetGuardResponse* response);
   absl::Status Erase(const v1::EraseRequest& request, v1::EraseResponse* response);
   absl::Status GetRecovery(const v1::GetRecoveryRequest& request, v1::GetRecoveryResponse* response);
   absl::Status ListTiers(const v1::ListTiersRequest& request, v1::ListTiersResponse* response);
@@ -314,6 +318,9 @@ class Daemon final : private SpaceOwner {
   // What it has below. True: the tier knows of nothing of it, and `known` says so.
   bool EraseBelow(Tier* tier, const TierOwner& owner, const std::vector<TierKey>& names,
                   v1::EraseResponse* response, std::string* known);
+  // Adds what the guard knows of policies, with the tenants of their spaces.
+  void FillGuarded(const std::vector<GuardedPolicy>& policies,
+                   google::protobuf::RepeatedPtrField<v1::GuardedPolicy>* to);
   std::vector<std::shared_ptr<Space>> SpacesOf(uint64_t space, const std::string& tenant);
 
   const DaemonOptions options_;
@@ -332,6 +339,7 @@ class Daemon final : private SpaceOwner {
   const std::unique_ptr<TierOpening> tier_opening_;
   std::unique_ptr<Registry> registry_;
   std::unique_ptr<RetiredCounters> retired_;
+  std::unique_ptr<QualityGuard> guard_;
   std::atomic<uint64_t> reconnects_{0};
   Mutex waits_mu_;
   // Devices of openings that wait for memory of other spaces.

@@ -8,6 +8,7 @@
 #include "server/events/event_log.h"
 #include "server/replacement/policy.h"
 #include "server/scoring/device_runner.h"
+#include "server/scoring/quality_guard.h"
 #include "server/space/device_budget.h"
 #include "server/space/space.h"
 
@@ -34,6 +35,7 @@ DaemonSnapshot Daemon::Snapshot() {
   for (const std::unique_ptr<DeviceRunner>& runner : runners_) {
     if (runner != nullptr) snapshot.device_operations.push_back(runner->Snapshot());
   }
+  snapshot.guard = guard_->Totals();
   snapshot.sessions_ended = registry_->ended_by_reason();
   const google::protobuf::OneofDescriptor* verbs = v1::Operation::descriptor()->FindOneofByName("verb");
   for (int i = 0; i < verbs->field_count(); ++i) {

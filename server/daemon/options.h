@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "proto/support/limits.h"
+#include "server/scoring/quality_guard.h"
 #include "server/tiers/tier_set.h"
 
 namespace kvpool {
@@ -84,6 +85,7 @@ struct DaemonOptions {
   uint64_t score_features_bytes = 256 << 20;           // Memory of each device for features of full blocks.
   uint64_t score_workspace_bytes = uint64_t{1} << 30;  // Device memory that one operation may use besides.
   uint64_t score_time_ms = 60 * 1000;  // Time of a device that one operation may take, by a guess.
+  GuardOptions guard;                  // What pruning costs, and from where on a policy is turned off.
   // Operations that may wait for a device; one session may have a quarter of them. 1 to kMostScoreQueue.
   uint32_t score_queue = 4096;
 

@@ -12,6 +12,7 @@
 #include "server/base/counters.h"
 #include "server/daemon/start_report.h"
 #include "server/scoring/operations_snapshot.h"
+#include "server/scoring/quality_guard.h"
 #include "server/space/space_snapshot.h"
 
 namespace kvpool {
@@ -49,6 +50,7 @@ struct DaemonSnapshot {
   CounterTotals totals;               // Counts of all spaces since the daemon started, closed ones included.
   std::vector<v1::DeviceInfo> devices;
   std::vector<DeviceOperationsSnapshot> device_operations;  // One entry for each device that can score.
+  std::map<std::string, GuardTotals> guard;                 // Keyed by pruning policy.
   // Keyed by reason: closed, member_died, hangup, refused_slab, unsent_slab, operator.
   std::map<std::string, uint64_t> sessions_ended;
   // Each is keyed by verb; sums over all spaces, as `totals`.

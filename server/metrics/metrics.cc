@@ -642,6 +642,30 @@ void AddDeviceOperations(const DaemonSnapshot& daemon, Families* out) {
   }
 }
 
+void AddGuard(const DaemonSnapshot& daemon, Families* out) {
+  out->Histogram(
+      "kvpool_guard_drift",
+      "How far a layer's attention output moved by what a policy dropped, in lengths of the output: the "
+      "mean of each measured Prune and Compact.");
+  for (const auto& [policy, totals] : daemon.guard) out->Add({{"policy", policy}}, totals.drift);
+  out->Counter(
+      "kvpool_guard_operations_total",
+      "Prune and Compact that dropped tokens by a policy, by what became of them: measured, failed (to be "
+      "measured), passed_over (not in the sample), no_window or unsuited. None without --guard-share.");
+  for (const auto& [policy, totals] : daemon.guard) {
+    for (size_t i = 0; i < kGuardOutcomes; ++i) {
+      out->Add({{"policy", policy}, {"outcome", kGuardOutcomeNames[i]}},
+               static_cast<double>(totals.operations[i]));
+    }
+  }
+  out->Counter("kvpool_guard_refused_total", "Prune and Compact refused as their policy was off.");
+  for (const auto& [policy, totals] : daemon.guard)
+    out->Add({{"policy", policy}}, static_cast<double>(totals.refused));
+  out->Gauge("kvpool_guard_off_spaces",
+             "Spaces in which the policy is off, as its drift was above --guard-bound.");
+  for (const auto& [policy, totals] : daemon.guard) out->Add({{"policy", policy}}, totals.off_spaces);
+}
+
 void AddTransport(const RpcStats::Totals& rpc, const AttachStats& attach, Families* out) {
   out->Histogram("kvpool_rpc_seconds", "From the arrival of an RPC, or of a batch of Step, to its answer.");
   for (const auto& [method, stats] : rpc.methods) out->Add({{"method", method}}, stats.seconds);
@@ -718,6 +742,7 @@ std::vector<MetricFamily> CollectMetrics(const MetricSources& sources) {
   AddDecisions(daemon, &out);
   AddTier(daemon, &out);
   AddDeviceOperations(daemon, &out);
+  AddGuard(daemon, &out);
   AddTransport(sources.rpc(), sources.attach(), &out);
   if (const std::optional<bool> keeper_up = sources.keeper_up(); keeper_up.has_value()) {
     out.Gauge("kvpool_keeper_up",

@@ -248,6 +248,8 @@ void AcceptOperatorCalls(const RpcSite<OperatorService>& site, Daemon* daemon, H
   add("GetPolicies", &S::RequestGetPolicies, kReads, &Daemon::GetPolicies);
   add("SetPolicy", &S::RequestSetPolicy, kChanges, &Daemon::SetPolicy);
   add("SetShare", &S::RequestSetShare, kChanges, &Daemon::SetShare);
+  add("GetGuard", &S::RequestGetGuard, kReads, &Daemon::GetGuard);
+  add("ResetGuard", &S::RequestResetGuard, kChanges, &Daemon::ResetGuard);
   add("Erase", &S::RequestErase, Effect::kChangesAtLength, &Daemon::Erase);
   add("GetRecovery", &S::RequestGetRecovery, kReads, &Daemon::GetRecovery);
   add("ListTiers", &S::RequestListTiers, kReads, &Daemon::ListTiers);

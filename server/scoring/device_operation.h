@@ -4,9 +4,11 @@
 //   prepared   refs checked, all planned, destinations leased         a verb, under the space's mutex
 //   scored     scores of each rank's heads                            the runner of its device, under no lock
 //   answered   ranks joined, victims chosen, `result` filled          the runner that did the last part
-//   gathered   Compact: rows that stay are in their blocks;           the runner of each rank's device
-//              tokens that leave added to a state, positions of a
-//              Select written to blocks, if asked for
+//   gathered   Compact: rows are in their blocks,                     the runner of each rank's device
+//              tokens that leave added to a state, if asked for;
+//              Select: positions written to blocks, if asked for;
+//              in the guard's sample (quality_guard.h): drift measured
+//              before that, of the blocks as they are
 //   over       holds given back, answered, parked verbs resumed       the last runner, under the mutex
 //
 // From prepared to over the operation is counted in Session::device_operations: as long as it is, no end of
@@ -18,16 +20,19 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "cuda/kv_compute.h"
 #include "cuda/scorers/rank_rows.h"
 #include "cuda/scorers/select.h"
 #include "kvpool/v1/engine.pb.h"
 #include "proto/support/block_ref.h"
+#include "proto/support/low_layout.h"
 
 namespace kvpool {
 
@@ -46,6 +51,7 @@ struct StagedArray {
 struct StagedSignals {
   std::vector<StagedArray> arrays;
   scorers::Signals relative;
+  std::optional<size_t> window;  // The place in `arrays` of the window's queries, if they were given.
   size_t bytes = 0;
 };
 inline constexpr uint64_t kStagingOrigin = 64;
@@ -96,11 +102,14 @@ struct RankOutcome {
   std::vector<double> densities;
   MergeOutcome merge;   // Compact with DISPOSITION_MERGE, once its rows are moved.
   uint64_t folded = 0;  // Tokens added to the rank's state with DISPOSITION_LESS, summed over planes.
+  // That of the operation's drift_layer, once it is measured.
+  absl::StatusOr<scorers::Drift> drift = absl::UnavailableError("it was not measured");
 };
 
 struct RankWork {
   DeviceRunner* runner = nullptr;               // The runner of the rank's device; ranks may share one.
   std::vector<uint64_t> destination_addresses;  // DeviceOperation::destinations on this device.
+  std::vector<uint64_t> low_addresses;          // Those of Compact's low blocks that are written.
   std::vector<KvPiece> into;  // Where the positions of a Select or a Compact's state go; empty: nowhere.
   RankOutcome outcome;
 };
@@ -121,6 +130,7 @@ struct DeviceOperation {
   std::vector<scorers::IndexRange> discard;
   uint32_t budget_tokens = 0;
   std::vector<BlockRef> destinations;  // Leased for Compact.
+  LowLayout low;                       // Compact with DISPOSITION_LOW: what its low blocks hold.
   StagedSignals less;  // Compact with DISPOSITION_LESS: its weights, then the state before if there is one.
   bool lacks_blocks = false;  // `destinations` can't be leased yet, but may be later: it is not prepared.
 
@@ -128,7 +138,8 @@ struct DeviceOperation {
   std::atomic<bool> abandoned{false};  // Its session has ended, and nobody waits for the answer.
   std::atomic<uint32_t> parts_out{0};  // Parts of this round, scoring or gathering, that are not done.
   bool answered = false;
-  double seconds = 0;  // Time on rank 0's device.
+  std::optional<uint32_t> drift_layer;  // Its drift is measured in this layer.
+  double seconds = 0;                   // Time on rank 0's device.
 
   // ---- What came of it
   absl::Status status;

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/support/named_thread.h"
+#include "server/scoring/drift_sample.h"
 #include "server/scoring/lost_gpu.h"
 #include "server/scoring/score_answer.h"
 
@@ -140,15 +141,24 @@ absl::Status DeviceRunner::RunPart(const Part& part, bool stopping) {
   if (operation->abandoned.load(std::memory_order_acquire))
     return absl::AbortedError("the session has ended");
   const auto start = std::chrono::steady_clock::now();
-  absl::Status status = !operation->answered              ? work_.Score(operation, part.rank)
-                        : operation->request.has_select() ? work_.PutPositions(*operation, part.rank)
-                                                          : work_.Gather(operation, part.rank);
+  absl::Status status =
+      operation->answered ? RunSecondPart(operation, part.rank) : work_.Score(operation, part.rank);
   // After a sticky error the GPU's context is gone, and with it the contents of all blocks.
   EndIfGpuIsLost(status, absl::StrCat("device ", options_.device));
   if (part.rank == 0) {
     operation->seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
   return status;
+}
+
+absl::Status DeviceRunner::RunSecondPart(DeviceOperation* operation, uint32_t rank) {
+  if (operation->request.has_select()) return work_.PutPositions(*operation, rank);
+  if (operation->drift_layer.has_value()) {
+    absl::StatusOr<scorers::Drift>& drift = operation->ranks[rank].outcome.drift;
+    drift = work_.MeasureDrift(*operation, rank);
+    EndIfGpuIsLost(drift.status(), absl::StrCat("device ", options_.device));
+  }
+  return Moves(*operation) ? work_.Gather(operation, rank) : absl::OkStatus();
 }
 
 void DeviceRunner::Advance(const Operation& operation) {
@@ -158,13 +168,13 @@ void DeviceRunner::Advance(const Operation& operation) {
   if (operation->status.ok() && !operation->answered) {
     operation->status = AnswerOperation(operation.get());
     operation->answered = true;
-    const bool more = operation->settled < operation->kept_tokens || !operation->ranks[0].into.empty();
-    if (operation->status.ok() && more) {
-      return SendParts(operation, /*in_front=*/true);
-    }
+    if (operation->status.ok() && options_.guard != nullptr) TakeSample(options_.guard, operation.get());
+    const bool more = Moves(*operation) || operation->drift_layer.has_value();
+    if (operation->status.ok() && more) return SendParts(operation, /*in_front=*/true);
   } else if (operation->status.ok()) {
     AnswerDisposition(operation.get());
   }
+  if (operation->drift_layer.has_value()) ReportSample(options_.guard, *operation);
   operation->ranks[0].runner->Count(*operation);
   over_(operation);
   for (const RankWork& rank : operation->ranks) rank.runner->Leave(operation->tenant);

@@ -33,6 +33,7 @@
 #include "server/scoring/device_operation.h"
 #include "server/scoring/feature_cache.h"
 #include "server/scoring/operations_snapshot.h"
+#include "server/scoring/quality_guard.h"
 #include "server/scoring/score_work.h"
 
 namespace kvpool {
@@ -46,7 +47,8 @@ class DeviceRunner {
     // The limit of one operation: workspace, signals, and features that are not cached.
     size_t workspace_bytes = 0;
     absl::Duration time_limit = absl::InfiniteDuration();
-    bool thread = true;  // False: it has none, and its owner calls RunNext.
+    QualityGuard* guard = nullptr;  // Outlives the runner; null: nothing is measured.
+    bool thread = true;             // False: it has none, and its owner calls RunNext.
   };
   using Operation = std::shared_ptr<DeviceOperation>;
   // `over` is called on the thread of a runner, under no lock, once for each operation that Submit took.
@@ -91,6 +93,8 @@ class DeviceRunner {
 
   void Loop();
   absl::Status RunPart(const Part& part, bool stopping);
+  // What is done once the operation is answered.
+  absl::Status RunSecondPart(DeviceOperation* operation, uint32_t rank);
   void Count(const DeviceOperation& operation) ABSL_LOCKS_EXCLUDED(mu_);
 
   const Options options_;

@@ -9,6 +9,7 @@
 
 #include "absl/base/casts.h"
 #include "proto/support/check.h"
+#include "proto/support/low_layout.h"
 
 namespace kvpool {
 namespace {
@@ -72,6 +73,9 @@ std::string KeptDigest(const v1::Compact& compact, uint32_t rows, absl::Span<con
     digest.Add(static_cast<uint32_t>(terms.thresholds_size()));
     for (const float threshold : terms.thresholds()) digest.Add(absl::bit_cast<uint32_t>(threshold));
     digest.Add(absl::bit_cast<uint32_t>(terms.smoothing()));
+  } else if (compact.disposition() == v1::DISPOSITION_LOW) {
+    digest.Add("low");
+    digest.Add(compact.low().bits() == 0 ? LowLayout::kDefaultBits : compact.low().bits());
   } else if (compact.disposition() == v1::DISPOSITION_LESS) {
     const v1::LessTerms& terms = compact.less();
     digest.Add("less");

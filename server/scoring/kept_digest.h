@@ -15,8 +15,8 @@ namespace kvpool {
 // empty `policy` stands for tokens that the engine chose.
 std::string KeptDigest(const v1::Policy& policy, uint32_t rows, absl::Span<const uint32_t> positions);
 // The same of a compaction. One that merges has this behind it: "merge" || u32 thresholds || f32 thresholds... || f32
-// smoothing; one that adds to a state: "less" || u32 rank || u32 hidden || name of the weights || u32, 1 with a state before,
-// which the keys of the sequence so far stand for.
+// smoothing; one that keeps what leaves in low precision: "low" || u32 bits; one that adds it to a state: "less" || u32 rank ||
+// u32 hidden || name of the weights || u32, 1 with a state before, which the keys of the sequence so far stand for.
 std::string KeptDigest(const v1::Compact& compact, uint32_t rows, absl::Span<const uint32_t> positions);
 
 }  // namespace kvpool

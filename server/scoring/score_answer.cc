@@ -293,6 +293,11 @@ absl::Status AnswerCompact(DeviceOperation* operation) {
   if (kept < shape.tokens) {
     result->set_kept_digest(KeptDigest(request, operation->kept_rows, operation->kept));
   }
+  if (request.has_low()) {
+    result->set_low_tokens(shape.tokens - kept);
+    result->set_low_blocks(static_cast<uint32_t>(operation->ranks[0].low_addresses.size()));
+    result->set_low_records_per_block(operation->low.records_per_block);
+  }
   return absl::OkStatus();
 }
 
@@ -431,6 +436,11 @@ bool Merges(const DeviceOperation& operation) {
 
 bool Folds(const DeviceOperation& operation) {
   return operation.request.has_compact() && operation.request.compact().disposition() == v1::DISPOSITION_LESS;
+}
+
+bool Moves(const DeviceOperation& operation) {
+  return operation.settled < operation.kept_tokens || operation.result.compact().low_blocks() > 0 ||
+         !operation.ranks[0].into.empty();
 }
 
 void AnswerDisposition(DeviceOperation* operation) {

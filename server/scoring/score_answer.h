@@ -37,6 +37,9 @@ absl::Status AnswerOperation(DeviceOperation* operation);
 bool Merges(const DeviceOperation& operation);
 // Whether they are added to a state.
 bool Folds(const DeviceOperation& operation);
+// Whether the device has something to write: rows that move or go on in low precision, a state, or positions. REQUIRES: the operation is
+// answered.
+bool Moves(const DeviceOperation& operation);
 // Adds what came of a merge or a fold to the answer; nothing if there was none. REQUIRES: every rank's rows are moved.
 void AnswerDisposition(DeviceOperation* operation);
 

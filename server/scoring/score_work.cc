@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/support/status_macros.h"
+#include "server/scoring/drift_sample.h"
 
 namespace kvpool {
 namespace {
@@ -19,49 +20,45 @@ size_t RecordBytes(const scorers::ScorePlan& plan) {
   return (plan.record.floats * sizeof(float) + kRecordAlignment - 1) / kRecordAlignment * kRecordAlignment;
 }
 
+// The bytes [begin, begin + bytes) of an array that lies in these pieces.
+std::vector<KvPiece> PartOf(const std::vector<KvPiece>& pieces, uint64_t begin, uint64_t bytes) {
+  std::vector<KvPiece> part;
+  for (const KvPiece& piece : pieces) {
+    const uint64_t skipped = std::min<uint64_t>(begin, piece.bytes);
+    const uint64_t taken = std::min<uint64_t>(bytes, piece.bytes - skipped);
+    begin -= skipped;
+    bytes -= taken;
+    if (taken > 0)
+      part.push_back({.address = piece.address + skipped, .bytes = taken, .in_block = piece.in_block});
+  }
+  return part;
+}
+
 template <typename T>
 T* Moved(T* pointer, uint64_t by) {
   return pointer == nullptr ? nullptr
                             : reinterpret_cast<T*>(reinterpret_cast<uint64_t>(pointer) - kStagingOrigin + by);
 }
 
-// The tokens that stay, of one rank's planes: first[layer * layer_stride + head * head_stride + i].
-struct KeptRows {
-  const uint32_t* first = nullptr;
-  uint64_t layer_stride = 0;
-  uint64_t head_stride = 0;
-};
-KeptRows KeptOf(const DeviceOperation& operation, uint32_t rank) {
-  const SequenceWork& sequence = operation.sequences[0];
-  const uint64_t kept = operation.kept_tokens, heads = sequence.shape().kv_heads;
-  KeptRows rows{.first = operation.kept.data()};
-  if (operation.kept_rows > 1 && sequence.request.scope == scorers::Scope::kLayer) {
-    rows.layer_stride = kept;
-  } else if (operation.kept_rows > 1 && sequence.request.scope == scorers::Scope::kHead) {
-    rows.first += rank * heads * kept;
-    rows.layer_stride = kept * heads * operation.ranks.size();
-    rows.head_stride = kept;
-  }
-  return rows;
-}
-
-// The tokens that leave, likewise.
-struct EvictedRows {
+// The tokens that leave, one list for each that `gather` has of those that stay.
+struct EvictedLists {
   std::vector<uint32_t> tokens;
-  uint64_t layer_stride = 0;
-  uint64_t head_stride = 0;
+  uint64_t layer_stride = 0, head_stride = 0;  // 0 where gather's are.
 };
-EvictedRows EvictedOf(const KvShape& shape, const KeptRows& kept, uint32_t kept_tokens) {
-  const uint32_t layers = kept.layer_stride > 0 ? shape.layers : 1;
-  const uint32_t heads = kept.head_stride > 0 ? shape.kv_heads : 1;
-  const uint32_t leaving = shape.tokens - kept_tokens;
-  EvictedRows evicted;
-  evicted.tokens.reserve(size_t{layers} * heads * leaving);
+// `settled`: so many tokens at the start stay besides. Each list has `count`.
+EvictedLists EvictedBeside(const scorers::GatherRequest& gather, uint32_t settled, uint32_t count) {
+  const KvShape& shape = gather.from.shape;
+  const uint32_t layers = gather.kept_layer_stride > 0 ? shape.layers : 1;
+  const uint32_t heads = gather.kept_head_stride > 0 ? shape.kv_heads : 1;
+  EvictedLists evicted;
+  if (layers > 1) evicted.layer_stride = uint64_t{heads} * count;
+  if (heads > 1) evicted.head_stride = count;
+  evicted.tokens.reserve(size_t{layers} * heads * count);
   for (uint32_t layer = 0; layer < layers; ++layer) {
     for (uint32_t head = 0; head < heads; ++head) {
-      const uint32_t* stays = kept.first + layer * kept.layer_stride + head * kept.head_stride;
-      const uint32_t* const end = stays + kept_tokens;
-      for (uint32_t token = 0; token < shape.tokens; ++token) {
+      const uint32_t* stays = gather.kept + layer * gather.kept_layer_stride + head * gather.kept_head_stride;
+      const uint32_t* const end = stays + gather.kept_tokens;
+      for (uint32_t token = settled; token < shape.tokens; ++token) {
         if (stays != end && *stays == token) {
           ++stays;
         } else {
@@ -70,8 +67,6 @@ EvictedRows EvictedOf(const KvShape& shape, const KeptRows& kept, uint32_t kept_
       }
     }
   }
-  if (layers > 1) evicted.layer_stride = uint64_t{heads} * leaving;
-  if (heads > 1) evicted.head_stride = leaving;
   return evicted;
 }
 
@@ -106,8 +101,9 @@ absl::Status ScoreWork::CheckWorkspace(const Part& part, size_t unkept_bytes) co
       workspace_limit_bytes_, " (--score-workspace)"));
 }
 
-absl::Status ScoreWork::CheckTime(const DeviceOperation& operation, uint32_t rank) const {
-  double products = 0, seconds = 0;
+absl::Status ScoreWork::CheckTime(const DeviceOperation& operation, uint32_t rank,
+                                  const scorers::ScorePlan& besides) const {
+  double products = besides.products + besides.window_products, seconds = compute_.SecondsFor(besides);
   for (const SequenceWork& sequence : operation.sequences) {
     const scorers::ScorePlan& plan = sequence.shares[rank].plan;
     products += plan.products + plan.window_products;
@@ -230,17 +226,76 @@ absl::Status ScoreWork::Score(DeviceOperation* operation, uint32_t rank) {
 }
 
 absl::Status ScoreWork::Gather(DeviceOperation* operation, uint32_t rank) {
-  if (Folds(*operation)) RETURN_IF_ERROR(Fold(operation, rank));
-  KeptRows kept = KeptOf(*operation, rank);
-  kept.first += operation->settled;
-  const scorers::GatherRequest gather{.from = operation->sequences[0].shares[rank].kv,
-                                      .to_blocks = operation->ranks[rank].destination_addresses.data(),
-                                      .kept = kept.first,
-                                      .kept_layer_stride = kept.layer_stride,
-                                      .kept_head_stride = kept.head_stride,
-                                      .kept_tokens = operation->kept_tokens - operation->settled};
+  const SequenceWork& sequence = operation->sequences[0];
+  const KvShape& shape = sequence.shape();
+  const uint64_t kept = operation->kept_tokens;
+  scorers::GatherRequest gather{.from = sequence.shares[rank].kv,
+                                .to_blocks = operation->ranks[rank].destination_addresses.data(),
+                                .kept = operation->kept.data() + operation->settled,
+                                .kept_tokens = operation->kept_tokens - operation->settled};
+  if (operation->kept_rows > 1 && sequence.request.scope == scorers::Scope::kLayer) {
+    gather.kept_layer_stride = kept;
+  } else if (operation->kept_rows > 1 && sequence.request.scope == scorers::Scope::kHead) {
+    gather.kept += rank * shape.kv_heads * kept;
+    gather.kept_layer_stride = kept * shape.kv_heads * operation->ranks.size();
+    gather.kept_head_stride = kept;
+  }
+  if (Folds(*operation)) RETURN_IF_ERROR(Fold(operation, rank, gather));
   if (Merges(*operation)) return Merge(operation, rank, gather);
-  return compute_.Gather(gather);
+  RETURN_IF_ERROR(compute_.Gather(gather));
+  return operation->ranks[rank].low_addresses.empty() ? absl::OkStatus() : KeepLow(*operation, rank, gather);
+}
+
+absl::Status ScoreWork::KeepLow(const DeviceOperation& operation, uint32_t rank,
+                                const scorers::GatherRequest& gather) {
+  const KvShape& shape = gather.from.shape;
+  const uint32_t count = shape.tokens - operation.kept_tokens;
+  scorers::ScorePlan as_window;
+  // Records are written whole.
+  as_window.window_products = scorers::kProductsOfLowElement * operation.low.Records(count) *
+                              LowLayout::kGroupTokens * (shape.k_head_dim + shape.v_head_dim);
+  RETURN_IF_ERROR(CheckTime(as_window.window_products, compute_.SecondsFor(as_window)));
+  const uint64_t list_bytes = (gather.kept_head_stride > 0    ? shape.planes()
+                               : gather.kept_layer_stride > 0 ? shape.layers
+                                                              : uint64_t{1}) *
+                              count * sizeof(uint32_t);
+  if (list_bytes > workspace_limit_bytes_) {
+    return absl::ResourceExhaustedError(absl::StrCat("lists of the tokens that leave take ", list_bytes,
+                                                     " bytes on the device; the limit is ",
+                                                     workspace_limit_bytes_, " (--score-workspace)"));
+  }
+  const EvictedLists evicted = EvictedBeside(gather, operation.settled, count);
+  return compute_.KeepLow({.from = gather.from,
+                           .to_blocks = operation.ranks[rank].low_addresses.data(),
+                           .evicted = evicted.tokens.data(),
+                           .evicted_layer_stride = evicted.layer_stride,
+                           .evicted_head_stride = evicted.head_stride,
+                           .evicted_tokens = count,
+                           .layout = operation.low});
+}
+
+absl::StatusOr<scorers::Drift> ScoreWork::MeasureDrift(const DeviceOperation& operation, uint32_t rank) {
+  const SequenceWork& sequence = operation.sequences[0];
+  const scorers::QueryWindow& given = sequence.signals.relative.window;
+  scorers::DriftRequest request{
+      .kv = sequence.shares[rank].kv, .layer = *operation.drift_layer, .window = given};
+  request.window.queries = std::min(given.queries, scorers::kMostDriftQueries);
+  request.kept_head_stride = KeepsByHead(operation) ? request.words() : 0;
+  RETURN_IF_ERROR(scorers::CheckDrift(request, workspace_limit_bytes_));  // It also bounds the bits below.
+  scorers::ScorePlan besides;
+  besides.products = scorers::DriftProducts(request);
+  RETURN_IF_ERROR(CheckTime(operation, rank, besides));
+  const uint64_t bytes = request.window.queries * given.query_stride_bytes;
+  RETURN_IF_ERROR(Reserve(&staging_, bytes));
+  // The newest queries of the layer are its last.
+  const uint64_t begin = (request.layer + 1) * given.layer_stride_bytes - bytes;
+  RETURN_IF_ERROR(
+      compute_.Stage(PartOf(sequence.signals.arrays[*sequence.signals.window].by_rank[rank], begin, bytes),
+                     staging_->address()));
+  request.window.data = reinterpret_cast<const void*>(staging_->address());
+  const std::vector<uint32_t> kept = KeptBits(operation, rank);
+  request.kept = kept.data();
+  return compute_.Drift(request);
 }
 
 absl::Status ScoreWork::PutPositions(const DeviceOperation& operation, uint32_t rank) {
@@ -271,8 +326,7 @@ absl::Status ScoreWork::Merge(DeviceOperation* operation, uint32_t rank,
   as_window.window_products =
       1.0 * gather.kept_tokens * merge.evicted_tokens * shape.planes() * shape.k_head_dim;
   RETURN_IF_ERROR(CheckTime(as_window.window_products, compute_.SecondsFor(as_window)));
-  const EvictedRows evicted =
-      EvictedOf(shape, {gather.kept, gather.kept_layer_stride, gather.kept_head_stride}, gather.kept_tokens);
+  const EvictedLists evicted = EvictedBeside(gather, /*settled=*/0, merge.evicted_tokens);
   merge.evicted = evicted.tokens.data();
   merge.evicted_layer_stride = evicted.layer_stride;
   merge.evicted_head_stride = evicted.head_stride;
@@ -289,17 +343,16 @@ absl::Status ScoreWork::Merge(DeviceOperation* operation, uint32_t rank,
   return absl::OkStatus();
 }
 
-absl::Status ScoreWork::Fold(DeviceOperation* operation, uint32_t rank) {
-  const SequenceWork& sequence = operation->sequences[0];
-  const KvShape& shape = sequence.shape();
+absl::Status ScoreWork::Fold(DeviceOperation* operation, uint32_t rank,
+                             const scorers::GatherRequest& gather) {
+  const KvShape& shape = gather.from.shape;
   const v1::LessTerms& terms = operation->request.compact().less();
   const auto ranks = static_cast<uint32_t>(operation->ranks.size());
-  const KeptRows kept = KeptOf(*operation, rank);
-  const bool by_layer = kept.layer_stride > 0 && shape.layers > 1;
-  const bool by_head = kept.head_stride > 0 && shape.kv_heads > 1;
+  const bool by_layer = gather.kept_layer_stride > 0 && shape.layers > 1;
+  const bool by_head = gather.kept_head_stride > 0 && shape.kv_heads > 1;
   const uint32_t leaving = shape.tokens - operation->kept_tokens;
   scorers::FoldRequest fold{
-      .from = sequence.shares[rank].kv,
+      .from = gather.from,
       .evicted_layer_stride = by_layer ? uint64_t{by_head ? shape.kv_heads : 1} * leaving : 0,
       .evicted_head_stride = by_head ? leaving : 0,
       .evicted_tokens = leaving,
@@ -316,7 +369,7 @@ absl::Status ScoreWork::Fold(DeviceOperation* operation, uint32_t rank) {
   scorers::ScorePlan as_window;
   as_window.window_products = scorers::FoldProducts(fold);
   RETURN_IF_ERROR(CheckTime(as_window.window_products, compute_.SecondsFor(as_window)));
-  const EvictedRows evicted = EvictedOf(shape, kept, operation->kept_tokens);
+  const EvictedLists evicted = EvictedBeside(gather, operation->settled, leaving);
   const uint64_t state_bytes = shape.planes() * fold.StateFloats() * sizeof(float);
   RETURN_IF_ERROR(Reserve(&staging_, arrays.bytes + state_bytes));
   for (const StagedArray& array : arrays.arrays) {

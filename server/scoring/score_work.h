@@ -2,8 +2,8 @@
 // used again and again.
 //
 //   Score    stages signals -> finds or makes features -> computes scores, or victims, of the rank's heads
-//   Gather   copies the rows of K and V of those heads that stay into the blocks of the new table, and merges
-//            the others into them where the request says so
+//   Gather   copies the rows of K and V of those heads that stay into the blocks of the new table; where the request
+//            says so it merges the others into them, or writes them to blocks in low precision
 //
 // Results go into the operation, as the outcome of the rank. Not thread-safe: it belongs to
 // the runner's thread.
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "cuda/kv_compute.h"
 #include "server/scoring/device_operation.h"
@@ -35,8 +36,11 @@ class ScoreWork {
   // RESOURCE_EXHAUSTED: it needs more workspace than the limit, or would multiply for longer. INVALID_ARGUMENT: the
   // budget is below what is protected.
   absl::Status Score(DeviceOperation* operation, uint32_t rank);
-  // RESOURCE_EXHAUSTED: a merge or a fold is too large, or needs more workspace than the limit.
+  // RESOURCE_EXHAUSTED: a merge or a fold is too large, or it or lists of tokens need more workspace than the limit.
   absl::Status Gather(DeviceOperation* operation, uint32_t rank);
+  // Measures what the operation does to attention outputs of its drift_layer, from blocks as they were before it. An error changes
+  // nothing. RESOURCE_EXHAUSTED: it takes more workspace than the limit, or the operation would multiply for longer with it.
+  absl::StatusOr<scorers::Drift> MeasureDrift(const DeviceOperation& operation, uint32_t rank);
   // Writes the rank's positions of a selection to its blocks.
   absl::Status PutPositions(const DeviceOperation& operation, uint32_t rank);
   FeatureStats feature_stats() const { return features_.stats(); }
@@ -51,13 +55,17 @@ class ScoreWork {
   absl::Status ScoreSequence(const Part& part, const WantedScores& wanted, RankOutcome* outcome);
   // `gather` is this rank's.
   absl::Status Merge(DeviceOperation* operation, uint32_t rank, const scorers::GatherRequest& gather);
-  absl::Status Fold(DeviceOperation* operation, uint32_t rank);
+  // The same of the tokens that leave.
+  absl::Status KeepLow(const DeviceOperation& operation, uint32_t rank, const scorers::GatherRequest& gather);
+  absl::Status Fold(DeviceOperation* operation, uint32_t rank, const scorers::GatherRequest& gather);
   absl::Status StageSignals(const Part& part, scorers::Signals* staged);
   // Fills records_ and runs_ for the sequence, and counts the blocks that are to be read.
   absl::Status FindFeatures(const Part& part, uint32_t* blocks_read);
   absl::Status Reserve(std::unique_ptr<KvBuffer>* buffer, size_t bytes);
   // What is under way on a device can't be stopped, and all others wait for it: it is refused before.
-  absl::Status CheckTime(const DeviceOperation& operation, uint32_t rank) const;
+  // `besides` is what it does beside its plans.
+  absl::Status CheckTime(const DeviceOperation& operation, uint32_t rank,
+                         const scorers::ScorePlan& besides = {}) const;
   absl::Status CheckTime(double products, double seconds) const;
   absl::Status CheckWorkspace(const Part& part, size_t unkept_bytes) const;
 

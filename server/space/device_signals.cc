@@ -150,6 +150,7 @@ absl::Status DeviceVerbs::StageWindow(Turn& turn, const Session& session, const 
                                                  .of_heads = true},
                                                 &work->signals));
   relative.data = reinterpret_cast<const void*>(at);
+  work->signals.window = work->signals.arrays.size() - 1;
   return absl::OkStatus();
 }
 

@@ -10,6 +10,7 @@
 #include "proto/support/check.h"
 #include "proto/support/status_macros.h"
 #include "server/scoring/budget_plan.h"
+#include "server/scoring/drift_sample.h"
 #include "server/scoring/sequence_shape.h"
 #include "server/space/in_parts.h"
 
@@ -123,6 +124,12 @@ absl::Status DeviceVerbs::CheckCanRun() const {
     if (rank.runner == nullptr) return rank.why;
   }
   return absl::OkStatus();
+}
+
+absl::Status DeviceVerbs::CheckGuard(const DeviceOperation& operation) const {
+  QualityGuard* const guard = runners_[0].runner->options().guard;
+  if (guard == nullptr || !IsGuarded(operation.request)) return absl::OkStatus();
+  return guard->Admit(operation.space, operation.policy);
 }
 
 absl::StatusOr<std::shared_ptr<DeviceOperation>> DeviceVerbs::Prepare(Turn& turn, Session* session,
@@ -364,7 +371,7 @@ absl::Status DeviceVerbs::PreparePrune(Turn& turn, const v1::Prune& prune, Devic
                            &work));
   operation->policy = work.request.policy.facts().name;
   SetProtection(prune, work, operation);
-  return absl::OkStatus();
+  return CheckGuard(*operation);
 }
 
 absl::Status DeviceVerbs::PrepareCompact(Turn& turn, const v1::Compact& compact, DeviceOperation* operation) {
@@ -402,10 +409,12 @@ absl::Status DeviceVerbs::PrepareCompact(Turn& turn, const v1::Compact& compact,
                              &work));
     operation->policy = work.request.policy.facts().name;
     SetProtection(compact, work, operation);
+    RETURN_IF_ERROR(CheckGuard(*operation));
     kept = shape.tokens - scorers::TokensOverBudget(work.request.policy, shape, operation->budget_tokens);
     rows = work.rows();
   }
   RETURN_IF_ERROR(CheckNumbers("compact", uint64_t{kept} * rows + (merges ? planes : 0)));
+  if (compact.has_low()) RETURN_IF_ERROR(PrepareLow(turn, compact, kept, operation));
   if (kept == shape.tokens) return absl::OkStatus();  // Nothing moves.
   const uint32_t per_block = shape.tokens_per_block;
   return LeaseDestinations(turn, (kept + per_block - 1) / per_block - settled / per_block, operation);
@@ -434,6 +443,48 @@ absl::Status DeviceVerbs::StageLess(Turn& turn, const v1::LessTerms& terms, Devi
   RETURN_IF_ERROR(CheckInBlocks(turn, session, "compact.less.state", terms.state(), state));
   for (size_t rank = 0; rank < operation->ranks.size(); ++rank) {
     ASSIGN_OR_RETURN(operation->ranks[rank].into, PiecesOf(turn, session, terms.state(), state.bytes, rank));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeviceVerbs::PrepareLow(Turn& turn, const v1::Compact& compact, uint32_t kept,
+                                     DeviceOperation* operation) {
+  const v1::LowTerms& low = compact.low();
+  const scorers::KvShape& shape = operation->sequences[0].shape();
+  const uint64_t block_bytes = state_.facts.layout.block_bytes();
+  const uint32_t bits = low.bits() == 0 ? LowLayout::kDefaultBits : low.bits();
+  operation->low = LowLayout::Of({.planes = shape.planes(),
+                                  .k_head_dim = shape.k_head_dim,
+                                  .v_head_dim = shape.v_head_dim,
+                                  .bits = bits,
+                                  .block_bytes = block_bytes});
+  if (operation->low.records_per_block == 0) {
+    return absl::InvalidArgumentError(absl::StrCat("compact.low: ", LowLayout::kGroupTokens,
+                                                   " tokens of a plane take ", operation->low.record_bytes,
+                                                   " bytes in ", bits, " bits; a block has ", block_bytes));
+  }
+  if (block_bytes % LowLayout::kWordBytes != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("compact.low: layout.block_bytes is ", block_bytes,
+                                                   "; must be a multiple of ", LowLayout::kWordBytes));
+  }
+  const uint64_t needed = operation->low.Blocks(shape.tokens - kept);
+  const absl::Span<const uint64_t> refs(low.blocks().data(), low.blocks_size());
+  if (refs.size() < needed) {
+    return absl::InvalidArgumentError(absl::StrCat("compact.low.blocks has ", refs.size(), " blocks; ",
+                                                   shape.tokens - kept, " tokens that leave take ", needed,
+                                                   " in ", bits, " bits"));
+  }
+  const Session& session = *operation->session;
+  RETURN_IF_ERROR(CheckRefs(turn, session, "compact.low.blocks", std::nullopt, refs));
+  for (size_t rank = 0; rank < operation->ranks.size(); ++rank) {
+    std::vector<uint64_t>& addresses = operation->ranks[rank].low_addresses;
+    RETURN_IF_ERROR(InParts(
+        turn, session, refs.first(needed),
+        [&](size_t, absl::Span<const uint64_t> part) {
+          for (const uint64_t ref : part)
+            addresses.push_back(state_.growth.AddressOf(BlockRef::Unpack(ref).id, rank));
+        },
+        kAddressesOfName));
   }
   return absl::OkStatus();
 }

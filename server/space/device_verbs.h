@@ -67,6 +67,8 @@ class DeviceVerbs {
 
  private:
   absl::Status CheckCanRun() const;
+  // FAILED_PRECONDITION: the quality guard has turned the operation's policy off.
+  absl::Status CheckGuard(const DeviceOperation& operation) const;
   absl::Status PrepareSequence(Turn& turn, const Session& session, const v1::Sequence& sequence,
                                SequenceWork* work);
   absl::Status PrepareScore(Turn& turn, const v1::Score& score, DeviceOperation* operation);
@@ -79,6 +81,8 @@ class DeviceVerbs {
   absl::Status PreparePlanBudgets(Turn& turn, const v1::PlanBudgets& plan, DeviceOperation* operation);
   // Checks the arrays of a state and notes where they are.
   absl::Status StageLess(Turn& turn, const v1::LessTerms& terms, DeviceOperation* operation);
+  // Checks compact.low against the sequence, of whose tokens `kept` stay, and fills what the operation needs to write it.
+  absl::Status PrepareLow(Turn& turn, const v1::Compact& compact, uint32_t kept, DeviceOperation* operation);
   absl::Status LeaseDestinations(Turn& turn, uint32_t count, DeviceOperation* operation);
   // Gives back holds of the operation, the last ones first.
   absl::Status Release(Turn& turn, const DeviceOperation& operation, absl::Span<const BlockRef> refs);

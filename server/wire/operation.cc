@@ -74,6 +74,7 @@ BlockLists BlockListsOf(const v1::Operation& operation) {
     AddSequence(operation.prune().sequence(), &operation.prune().signals(), &lists);
   } else if (operation.has_compact()) {
     AddSequence(operation.compact().sequence(), &operation.compact().signals(), &lists);
+    if (!operation.compact().low().blocks().empty()) lists.push_back(&operation.compact().low().blocks());
     AddData(operation.compact().less().weights(), &lists);
     AddData(operation.compact().less().previous(), &lists);
     AddData(operation.compact().less().state(), &lists);

@@ -321,6 +321,16 @@ absl::Status ValidateSetPolicy(const v1::SetPolicyRequest& request) {
   return MakeReplacementPolicy(request.policy(), 1).status();
 }
 
+absl::Status ValidateGetGuard(const v1::GetGuardRequest& request) {
+  RETURN_IF_ERROR(CheckKnown("get_guard", request));
+  return CheckSize("policy", request.policy(), 0, kMaxPolicyNameBytes);
+}
+
+absl::Status ValidateResetGuard(const v1::ResetGuardRequest& request) {
+  RETURN_IF_ERROR(CheckKnown("reset_guard", request));
+  return CheckSize("policy", request.policy(), 0, kMaxPolicyNameBytes);
+}
+
 absl::Status ValidateAttachTier(const v1::AttachTierRequest& request) {
   RETURN_IF_ERROR(CheckKnown("attach_tier", request));
   RETURN_IF_ERROR(CheckSize("spec", request.spec(), 1, kMaxTierSpecBytes));

@@ -49,6 +49,8 @@ absl::Status ValidateEndSession(const v1::EndSessionRequest& request);
 absl::Status ValidateExplain(const v1::ExplainRequest& request);
 absl::Status ValidatePinPrefix(const v1::PinPrefixRequest& request);
 absl::Status ValidateSetPolicy(const v1::SetPolicyRequest& request);
+absl::Status ValidateGetGuard(const v1::GetGuardRequest& request);
+absl::Status ValidateResetGuard(const v1::ResetGuardRequest& request);
 absl::Status ValidateAttachTier(const v1::AttachTierRequest& request);
 absl::Status ValidateDrainTier(const v1::DrainTierRequest& request);
 absl::Status ValidateDetachTier(const v1::DetachTierRequest& request);

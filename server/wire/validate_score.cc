@@ -13,6 +13,7 @@
 #include "kvpool/v1/layout.pb.h"
 #include "proto/support/block_ref.h"
 #include "proto/support/limits.h"
+#include "proto/support/low_layout.h"
 #include "proto/support/status_macros.h"
 #include "server/wire/field_checks.h"
 
@@ -279,6 +280,24 @@ absl::Status CheckLessTerms(const v1::Compact& compact, NamedBlocks* named) {
   return CheckInto("compact.less.state", terms.state(), named);
 }
 
+absl::Status CheckLowTerms(const v1::Compact& compact, NamedBlocks* named) {
+  const bool is_low = compact.disposition() == v1::DISPOSITION_LOW;
+  if (is_low != compact.has_low()) {
+    return Invalid(absl::StrCat("compact.low is ", compact.has_low() ? "" : "not ",
+                                "set; it goes with DISPOSITION_LOW, and disposition is ",
+                                v1::Disposition_Name(compact.disposition())));
+  }
+  if (!is_low) return absl::OkStatus();
+  const v1::LowTerms& low = compact.low();
+  RETURN_IF_ERROR(CheckKnown("compact.low", low));
+  if (low.bits() != 0 && !LowLayout::CanHave(low.bits())) {
+    return Invalid(absl::StrCat("compact.low.bits is ", low.bits(), "; must be 2, 4, 8, or 0 for ",
+                                LowLayout::kDefaultBits));
+  }
+  RETURN_IF_ERROR(CheckRange("compact.low.blocks", low.blocks_size(), 0, kMaxNames));
+  return named->Add("compact.low.blocks", low.blocks(), /*shared=*/false);
+}
+
 absl::Status CheckKeep(const v1::Compact& compact) {
   const RepeatedField<uint32_t>& positions = compact.keep().positions();
   RETURN_IF_ERROR(CheckKnown("compact.keep", compact.keep()));
@@ -344,13 +363,14 @@ absl::Status ValidatePrune(const v1::Prune& prune, uint32_t groups) {
 }
 
 absl::Status ValidateCompact(const v1::Compact& compact, uint32_t groups) {
-  RETURN_IF_ERROR(CheckKnown("compact", compact));
   NamedBlocks named;
+  RETURN_IF_ERROR(CheckKnown("compact", compact));
   RETURN_IF_ERROR(CheckScoring(compact, groups, &named));
   RETURN_IF_ERROR(CheckEnum("compact.scope", v1::Scope_IsValid(compact.scope()), compact.scope()));
   RETURN_IF_ERROR(CheckEnum("compact.disposition", v1::Disposition_IsValid(compact.disposition()),
                             compact.disposition()));
   RETURN_IF_ERROR(CheckMergeTerms(compact));
+  RETURN_IF_ERROR(CheckLowTerms(compact, &named));
   RETURN_IF_ERROR(CheckLessTerms(compact, &named));
   switch (compact.choice_case()) {
     case v1::Compact::kBudgetTokens:

@@ -145,6 +145,37 @@ TEST(CheckedKernels, TensorCoresMultiplyMatrices) {
               HasSubstr("multiplies matrices without all lanes of its warp"));
 }
 
+TEST(CheckedKernels, TensorCoresRoundToTf32) {
+  EXPECT_EQ(InChild({},
+                    [] {
+                      // Of 12 bits, one more than a tf32 has: halves are rounded away from zero.
+                      const auto a = [](uint32_t row, uint32_t k) {
+                        return 2049.f + 2 * static_cast<float>(row * 8 + k);
+                      };
+                      const auto b = [](uint32_t k, uint32_t column) {
+                        return static_cast<float>(column * 8 + k) - 31;
+                      };
+                      std::vector<uint32_t> words(192);
+                      for (uint32_t i = 0; i < 128; ++i) {
+                        words[i] = std::bit_cast<uint32_t>(a(i / 8, i % 8));
+                        if (i < 64) words[128 + i] = std::bit_cast<uint32_t>(b(i % 8, i / 8));
+                      }
+                      ASSIGN_OR_RETURN(const std::vector<uint32_t> done,
+                                       RunKernel("matrix_product_tf32",
+                                                 {.threads = 32, .fetched = kWords, .words = words}));
+                      for (uint32_t i = 0; i < 128; ++i) {
+                        float sum = 0;
+                        for (uint32_t k = 0; k < 8; ++k) sum += (a(i / 8, k) + 1) * b(k, i % 8);
+                        if (std::bit_cast<float>(done[192 + i]) != sum) {
+                          return absl::InternalError(absl::StrCat(
+                              "element ", i, " is ", std::bit_cast<float>(done[192 + i]), ", not ", sum));
+                        }
+                      }
+                      return absl::OkStatus();
+                    }),
+            "OK");
+}
+
 TEST(CheckedKernels, AThreadBlockIsNoLargerThanItsKernelTakes) {
   EXPECT_THAT(ErrorOf("sound", {.threads = 1025}), HasSubstr("CUDA_ERROR_INVALID_VALUE"));
 }

@@ -89,3 +89,27 @@ extern "C" __global__ void matrix_product(uint32_t* words, uint32_t count) {
     d[(i < 2 ? group : group + 8) * 8 + own * 2 + (i & 1)] = of_d[i];
   }
 }
+
+// The same of tf32, 16 x 8 and 8 x 8: a[row][k] and b[column][k] are floats, in words 0 to 127 and 128 to 191.
+extern "C" __global__ void matrix_product_tf32(uint32_t* words, uint32_t count) {
+  if (count == 0) return;
+  const float* const a = reinterpret_cast<const float*>(words);
+  const float* const b = a + 16 * 8;
+  auto* const d = reinterpret_cast<float*>(words + 192);
+  const unsigned int group = threadIdx.x >> 2, own = threadIdx.x % 4;
+  uint32_t of_a[4], of_b[2];
+  for (unsigned int i = 0; i < 4; ++i) {
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(of_a[i]) : "f"(a[(group + i % 2 * 8) * 8 + own + i / 2 * 4]));
+  }
+  for (unsigned int i = 0; i < 2; ++i) {
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(of_b[i]) : "f"(b[group * 8 + own + i * 4]));
+  }
+  float of_d[4] = {};
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, "
+      "%1, %2, %3};"
+      : "+f"(of_d[0]), "+f"(of_d[1]), "+f"(of_d[2]), "+f"(of_d[3])
+      : "r"(of_a[0]), "r"(of_a[1]), "r"(of_a[2]), "r"(of_a[3]), "r"(of_b[0]), "r"(of_b[1]));
+  for (unsigned int i = 0; i < 4; ++i) {
+    d[(i < 2 ? group : group + 8) * 8 + own * 2 + (i & 1)] = of_d[i];
+  }
+}

@@ -15,7 +15,7 @@ import torch
 import kvpool
 from kvpool_transformers import KvPoolCache, LessKernel, attention, fingerprint_of, open_session, train_less
 from kvpool_transformers.model import ModelFacts
-from daemon import KeptDaemon
+from daemon import Daemon, KeptDaemon
 from models import DEVICE, PLACE, gemma, generate, llama, prompt
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -217,6 +217,47 @@ def test_a_prompt_keeps_what_its_last_queries_attend(daemon, scope, window):
                 assert torch.equal(kept[head, 64:], all_of_it[head, -window:])
 
 
+@pytest.fixture
+def guarding():
+    daemon = Daemon(capacity="64MiB", slab="16MiB", device=DEVICE, flags=["--guard-share=1", "--guard-bound=0.0001", "--guard-samples=3"])
+    yield daemon
+    daemon.close()
+
+
+def test_the_guard_measures_what_the_models_attention_loses(guarding):
+    """Against the model's own queries, K and V in PyTorch; then the policy is off, and an operator turns it on."""
+    model, ids = llama(), prompt(150)
+
+    with open_session(model, signals=True, socket=guarding.socket) as session, torch.no_grad():
+        means = []
+        for sample, measured in enumerate([0, 1, 0]):  # The layers that have their turns.
+            whole, cache = KvPoolCache(session), KvPoolCache(session, policy="recency", budget=48, guard=True, window=8)
+            asked = []
+            whole.observed = lambda layer, query, key, scaling: asked.append((query[0, :, -8:], key[0], scaling))
+            for each in (whole, cache):
+                model(ids, past_key_values=each)
+                each.settle()
+            query, key, scaling = asked[measured]
+            value = whole.layers[measured].v[torch.tensor(whole._sequence.ids)].flatten(0, 1)[:150].transpose(0, 1)
+            logits = torch.einsum("hgqd,htd->hgqt", query.unflatten(0, (2, -1)), key) * scaling
+            logits[..., torch.arange(150) > torch.arange(142, 150)[:, None]] = -torch.inf
+            outputs = torch.einsum("hgqt,htd->hgqd", logits.softmax(-1), value)
+            logits[..., :102] = -torch.inf  # The most recent 48 stay.
+            moved = torch.einsum("hgqt,htd->hgqd", logits.softmax(-1), value) - outputs
+            means.append(float((moved.norm(dim=-1) / outputs.norm(dim=-1)).mean()))
+            found = guarding.ctl("guard")["policies"][0]
+            assert found["samples"] == sample + 1 and found["off"] == (sample == 2)
+            assert found["mean"] == pytest.approx(sum(means) / len(means), rel=1e-4)
+        with pytest.raises(kvpool.FailedPreconditionError, match="policy recency is off in space 1"):
+            generate(model, ids, KvPoolCache(session, policy="recency", budget=48, guard=True))
+        assert len(generate(model, ids, KvPoolCache(session, policy="keydiff", budget=48), tokens=40)) == 40
+        guarding.ctl("guard", "--on=recency", "--space=1")
+        assert len(generate(model, ids, KvPoolCache(session, policy="recency", budget=140, guard=True), tokens=6)) == 6
+        keydiff, recency = guarding.ctl("guard")["policies"]
+        assert keydiff["policy"] == "keydiff" and set(keydiff["operations"]) == {"no_window"}
+        assert recency["operations"] == {"measured": "5"} and recency["samples"] == 2 and not recency["off"]
+
+
 @pytest.mark.parametrize("scope", ["sequence", "head"])
 def test_what_leaves_is_merged(daemon, scope):
     """Against D2O's formulas in PyTorch, from the whole sequence's K and V and those positions that a cache that drops has kept."""
@@ -245,6 +286,61 @@ def test_what_leaves_is_merged(daemon, scope):
                 merged += int(chosen.sum())
         assert merging.merged == merged > 0 and fixed.merged == dropping.merged == 0
         assert len(generate(model, ids, KvPoolCache(session, **told, disposition="merge"), tokens=60)) == 60
+
+
+@pytest.mark.parametrize("scope", ["sequence", "head"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_leaves_goes_on_in_low_precision(daemon, scope, dtype):
+    """What stays is what a cache that drops keeps, and with eight bits the rest is nearly as good as there."""
+    model, ids, more = llama(dtype=dtype), prompt(150), prompt(5, 9)
+    with open_session(model, socket=daemon.socket) as session, torch.no_grad():
+        told = {"policy": "keydiff", "budget": 48, "scope": scope}
+        uncut = model(torch.cat([ids, more], 1)).logits[:, 150:]
+        distance, kept = {}, {}
+        for name, terms in {"drop": {}, "8": {"disposition": "low", "low_bits": 8}, "4": {"disposition": "low"},
+                            "2": {"disposition": "low", "low_bits": 2}}.items():
+            low = 102 if terms else 0
+            at_once, one_by_one = KvPoolCache(session, **told, **terms), KvPoolCache(session, **told, **terms)
+            for cache in (at_once, one_by_one):
+                model(ids, past_key_values=cache)
+                assert (cache.resident, cache.low, cache.dropped) == (48, low, 102 - low) and cache.get_seq_length() == 150
+            kept[name] = torch.stack([resident_keys(at_once, layer) for layer in range(3)])
+            assert torch.equal(kept[name], kept["drop"])
+            # Five tokens see all that is in front of them, and each other as they do when they come one by one.
+            logits = model(more, past_key_values=at_once).logits
+            singly = torch.cat([model(more[:, i:i + 1], past_key_values=one_by_one).logits for i in range(5)], 1)
+            assert torch.allclose(logits, singly, atol=1e-4 if dtype == torch.float32 else 0.3)
+            distance[name] = (logits - uncut).float().square().mean().sqrt().item()
+        assert distance["8"] < distance["4"] < distance["2"] < distance["drop"] and distance["8"] < 0.1 * distance["drop"], distance
+
+
+def leased(daemon):
+    (space,) = daemon.ctl("spaces")["spaces"]
+    return int(space["blocks"]["leased"])
+
+
+def test_low_precision_adds_up_over_turns_and_is_given_back(daemon):
+    model = llama(dtype=torch.bfloat16)
+    with open_session(model, signals=True, socket=daemon.socket, magazine_blocks=0) as session, torch.no_grad():
+        with KvPoolCache(session, policy="h2o", params={"recent": 16}, budget=64, scope="head", disposition="low", low_bits=2, seal=False) as cache:
+            for turn, (tokens, low) in enumerate(((150, 86), (40, 126), (1, 126), (31, 158))):
+                model(prompt(tokens, turn), past_key_values=cache)
+                cache.settle()
+                assert cache.low == low and cache.logical == cache.low + cache.resident + cache.dropped and cache.dropped == 0
+                assert cache._mass.shape[2] == cache.resident
+            # Decoding drops a block each time one fills.
+            for i in range(40):
+                model(prompt(1, i), past_key_values=cache)
+            assert cache.low == 158 and cache.dropped > 0 and cache.resident < 64 + 16
+            assert len(cache._low_tokens) == 3
+            assert leased(daemon) == 1 + len(cache._sequence.ids) + sum(len(part.blocks) for part in cache._low_tokens), "the sink, and these"
+            # A compaction that is refused leaves no block behind.
+            before_it, cache._policy = leased(daemon), "no_such_policy"
+            with pytest.raises(kvpool.InvalidArgumentError, match="no_such_policy"):
+                model(prompt(16, 1), past_key_values=cache)
+            assert leased(daemon) == before_it + 1
+        session.flush()
+        assert leased(daemon) == 1
 
 
 def less_kernel(rank=4, hidden=5, seed=2):
@@ -445,17 +541,23 @@ def test_bad_input(daemon):
             KvPoolCache(session, budget=64)
         with pytest.raises(ValueError, match="scope is 'token'; must be one of sequence, layer, head"):
             KvPoolCache(session, policy="keydiff", budget=32, scope="token")
-        with pytest.raises(ValueError, match="disposition is 'keep'; must be one of drop, merge, less"):
+        with pytest.raises(ValueError, match="disposition is 'keep'; must be one of drop, merge, low, less"):
             KvPoolCache(session, policy="keydiff", budget=32, disposition="keep")
         with pytest.raises(ValueError, match="merge_threshold goes with disposition='merge'"):
             KvPoolCache(session, policy="keydiff", budget=32, merge_threshold=0.5)
+        with pytest.raises(ValueError, match="low_bits goes with disposition='low'"):
+            KvPoolCache(session, policy="keydiff", budget=32, low_bits=4)
+        with pytest.raises(kvpool.InvalidArgumentError, match="bits is 5; must be 2, 4 or 8"):
+            KvPoolCache(session, policy="keydiff", budget=32, disposition="low", low_bits=5)
         with pytest.raises(ValueError, match="less, a LessKernel, and disposition='less' go together"):
             KvPoolCache(session, policy="keydiff", budget=32, disposition="less")
         with pytest.raises(ValueError, match="is part of attention: open_session"):
             KvPoolCache(session, policy="keydiff", budget=32, disposition="less", less=less_kernel())
-        for told in ({"scope": "head"}, {"disposition": "merge"}, {"weights": torch.ones(4)}, {"signals": {"peak": torch.ones(3, 2, 10)}}):
+        for told in ({"scope": "head"}, {"disposition": "merge"}, {"weights": torch.ones(4)}, {"guard": True}, {"signals": {"peak": torch.ones(3, 2, 10)}}):
             with pytest.raises(ValueError, match="go with a policy"):
                 KvPoolCache(session, **told)
+        with pytest.raises(ValueError, match="guard=True goes by queries"):
+            KvPoolCache(session, policy="keydiff", budget=32, guard=True)
         with pytest.raises(ValueError, match=r"signals\['peak'\] is \[2, 3, 10\]; must be \[3, 2, tokens\]"):
             KvPoolCache(session, policy="kvzip", budget=32, signals={"peak": torch.ones(2, 3, 10)})
         with pytest.raises(ValueError, match=r"signals\['peak'\] tells of 101 tokens, and the budget is first exceeded by 100"):

@@ -284,6 +284,14 @@ v1::Operation DeviceOperationOn(Input* input, const std::vector<uint64_t>& block
         compact->set_scope(static_cast<v1::Scope>(input->Below(5)));
       }
       compact->set_keep_sources(input->OneIn(4));
+      if (input->OneIn(3)) {
+        compact->set_disposition(static_cast<v1::Disposition>(input->Below(5)));
+        if (!scratch.empty() && !input->OneIn(4)) {
+          v1::LowTerms* const low = compact->mutable_low();
+          low->mutable_blocks()->Add(scratch.begin(), scratch.end());
+          low->set_bits(2 * input->Below(5));
+        }
+      }
       break;
     }
     case 3: {

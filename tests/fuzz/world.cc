@@ -77,6 +77,7 @@ World::World(Input* input) : input_(*input) {
   options.score_features_bytes = 4096;
   options.score_workspace_bytes = 1 << 20;
   options.score_queue = 16;
+  options.guard = {.share = 0.5, .bound = 0.9, .samples = 2};
   if (layout / 32 % 2 == 1) {
     options.low_watermark = 0.2;
     options.high_watermark = 0.4;
@@ -450,7 +451,11 @@ void World::Operate() {
       return Ask(&Daemon::SetShare);
     default: {
       daemon_->Snapshot();
+      v1::GetGuardResponse guard;
+      daemon_->GetGuard({}, &guard).IgnoreError();
       if (!input_.OneIn(4)) return;
+      v1::ResetGuardResponse reset;
+      daemon_->ResetGuard({}, &reset).IgnoreError();
       v1::EraseRequest request;
       v1::EraseResponse response;
       for (const auto& space : daemon_->Snapshot().spaces) request.set_tenant(space.tenant);

@@ -11,7 +11,8 @@
 // and without a target:
 //
 //   passes of a type    records, products with the mean key, and attention in each other type
-//   compaction          half of the 4,096 tokens are moved to other blocks, and the others dropped or merged into them
+//   compaction          half of the 4,096 tokens are moved to other blocks, and the others dropped, merged into them, or
+//                       written to others in 4 bits
 //   every policy        prunes the 4,096 tokens, cold, with all its signals and weights
 //
 // Prints a line for each: ok or MISSED, the median of several rounds, and the target. Exit status: 0
@@ -181,7 +182,7 @@ class Timings {
     return absl::OkStatus();
   }
 
-  // Every second token stays; the others are dropped, or merged into those.
+  // Every second token stays; the others are dropped, merged into those, or kept in low precision.
   absl::Status Compaction(const Type& type) {
     Cache cache;
     RETURN_IF_ERROR(Make("recency", effort_.tokens, &cache, type.dtype));
@@ -206,6 +207,25 @@ class Timings {
                        return compute_->last_times().call_us;
                      }));
     Print(absl::StrCat("the same with a merge, ", type.name), merged);
+    const KvShape& shape = cache.view.shape;
+    const LowRequest low = {
+        .from = cache.view,
+        .to_blocks = to_blocks.data(),
+        .evicted = evicted.data(),
+        .evicted_tokens = kept_tokens,
+        .layout = LowLayout::Of({.planes = shape.planes(),
+                                 .k_head_dim = shape.k_head_dim,
+                                 .v_head_dim = shape.v_head_dim,
+                                 .bits = 4,
+                                 .block_bytes = shape.layers * cache.view.k.layer_stride_bytes})};
+    if (low.layout.Blocks(kept_tokens) > to_blocks.size()) {
+      return absl::InternalError(absl::StrCat(low.layout.Blocks(kept_tokens), " blocks are needed"));
+    }
+    ASSIGN_OR_RETURN(const double in_bits, Once([&]() -> absl::StatusOr<double> {
+                       RETURN_IF_ERROR(compute_->KeepLow(low));
+                       return compute_->last_times().call_us;
+                     }));
+    Print(absl::StrCat("what leaves, in 4 bits, ", type.name), in_bits);
     return absl::OkStatus();
   }
 

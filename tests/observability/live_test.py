@@ -176,7 +176,7 @@ def ready(engine, daemon):
 def run(root, bins, tools, folder, programs):
     for name in ("busy", "quiet", "faulty"):
         (folder / name).mkdir()
-    busy = Daemon(programs, bins, folder / "busy", "--capacity=32MiB", "--slab-bytes=8MiB", "--policy=cold_rl",
+    busy = Daemon(programs, bins, folder / "busy", "--capacity=32MiB", "--slab-bytes=8MiB", "--policy=cold_rl", "--guard-share=1",
                   f"--tier=file:{folder / 'tier'},capacity=64MiB", "--tier-buffer=4MiB", f"--event-log={folder / 'events'}")
     quiet = Daemon(programs, bins, folder / "quiet", "--capacity=16MiB", "--slab-bytes=4MiB", "--keeper=on")
     daemons = [busy, quiet]

@@ -24,6 +24,7 @@ FIRES = {
     "hung": {"KvpoolLeaseShortfalls": (6, 11), "KvpoolMembersStale": (6, 20), "KvpoolQuarantineStuck": (16, 20)},
     "held": {"KvpoolMembersStale": (5, 20), "KvpoolLeaseShortfalls": (7, 20), "KvpoolPoolHeld": (12, 20)},
     "crowd": {"KvpoolDeviceOpsRefused": (13, 20)},
+    "off": {"KvpoolPolicyOff": (3, 15)},
     "drain": {"KvpoolDrainTakesLong": (32, 35)},
     "crashes": {"KvpoolEnginesDying": (3, 20), "KvpoolRestarting": (13, 20), "KvpoolDown": (19, 20)},
     "faults": {"KvpoolEventsLost": (2, 20), "KvpoolGrowthFailing": (7, 20), "KvpoolAttachRefused": (13, 20),

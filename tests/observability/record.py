@@ -168,6 +168,18 @@ class Crowd(Scene):
         return [(2 + 0.5 * i, self.prune) for i in range(36)]
 
 
+class Off(Scene):
+    """An engine prunes once a minute by a policy that the guard turns off, until an operator lets it prune some more."""
+    flags = (*Scene.flags, "--guard-share=1", "--guard-bound=0.0001", "--guard-samples=16")
+
+    def prune(self):
+        subprocess.run([self.daemon.bins / "pruning_example"], env={**os.environ, "KVPOOL_SOCKET": str(self.daemon.socket)},
+                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+
+    def plan(self):
+        return [*((minute, self.prune) for minute in range(2, 10)), (15, lambda: self.daemon.ctl("guard", "--on=paged_eviction"))]
+
+
 class Drain(Scene):
     """A drain that engines with nothing to do don't follow."""
     minutes = 35
@@ -369,7 +381,7 @@ class Orphan(Scene):
 
 
 SCENES = {scene.__name__.lower(): scene for scene in (
-    Steady, Idle, Thrash, Loop, Hung, Held, Crowd, Drain, Crashes, Faults, Below, Spoilt, Behind, Stale, Slow, Failing, Leaves, Absent,
+    Steady, Idle, Thrash, Loop, Hung, Held, Crowd, Off, Drain, Crashes, Faults, Below, Spoilt, Behind, Stale, Slow, Failing, Leaves, Absent,
     Rollout, Orphan)}
 
 

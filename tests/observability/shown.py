@@ -225,6 +225,12 @@ def say_what_was_done(numbers, daemon, instance, did, own, evicted):
     say("Blocks pruned and compacted", 0, instance, did["pruned blocks"])
     say("Blocks pruned and compacted", 1, instance, 0)
     logged = own.sum("kvpool_lookups_total") + own.sum("kvpool_step_operations_total", verb="seal")
+    # Each of these drops one block, and all are measured.
+    say("What the guard makes of pruning", 0, {**instance, "policy": "paged_eviction", "outcome": "measured"}, did["pruned blocks"])
+    if did["pruned blocks"]:
+        numbers.say_count("What pruning costs", {**instance, "policy": "paged_eviction"}, did["pruned blocks"])
+    say("What the guard makes of pruning", 1, instance, 0)
+    say("What the guard makes of pruning", 2, instance, 0)
     say("Requests recorded", 0, instance, logged if any("--event-log" in flag for flag in daemon.flags) else 0)
     say("Requests recorded", 1, instance, 0)
 

@@ -70,11 +70,11 @@ const std::map<std::string, Need>& Needs() {
       rows->emplace(absl::StrCat("kvpool.v1.Engine.", verb), Need::kOwnToken);
     }
     for (const char* verb : {"ListSpaces", "ListSessions", "ListBlocks", "GetStats", "Explain", "GetPolicies",
-                             "GetRecovery", "ListTiers"}) {
+                             "GetRecovery", "GetGuard", "ListTiers"}) {
       rows->emplace(absl::StrCat("kvpool.v1.Operator.", verb), Need::kObserver);
     }
     for (const char* verb : {"Evict", "Erase", "Revoke", "EndSession", "Drain", "PinPrefix", "SetPolicy",
-                             "SetShare", "Upgrade", "DrainTier", "DetachTier"}) {
+                             "SetShare", "ResetGuard", "Upgrade", "DrainTier", "DetachTier"}) {
       rows->emplace(absl::StrCat("kvpool.v1.Operator.", verb), Need::kOperator);
     }
     rows->emplace("kvpool.v1.Operator.AttachTier", Need::kDaemonsUser);
@@ -568,7 +568,7 @@ TEST_F(AccessMatrixTest, EachOperatorCallThatChangesSomethingHasOneLineOfTheAudi
   SetLog({});
   close(ends[1]);
   const std::string log = ReadAll(UniqueFd(ends[0]));
-  EXPECT_EQ(asked.size(), 12u);
+  EXPECT_EQ(asked.size(), 13u);
   EXPECT_FALSE(others.empty());
   for (const auto& [method, of_method] : asked) {
     const std::string head =

@@ -155,6 +155,70 @@ def test_compact_merges(session):
                 sequence.compact(keep=[0], **wrong)
 
 
+def low_records(keys, values, bits):
+    """LowTerms of score.proto in NumPy: the records of one plane, whose [tokens, dim] of float32 leave."""
+    def packed(codes):
+        words = -(-codes.shape[1] * bits // 32)
+        codes = np.pad(codes.astype(np.uint32), ((0, 32 - len(codes)), (0, words * 32 // bits - codes.shape[1])))
+        return (codes.reshape(32, words, -1) << np.arange(0, 32, bits, dtype=np.uint32)).sum(-1, dtype=np.uint32).tobytes()
+
+    def quantised(x, axis):
+        zero = x.min(axis, keepdims=True).astype(np.float16)
+        scale = ((x.max(axis, keepdims=True) - x.min(axis, keepdims=True)) / np.float32(2**bits - 1)).astype(np.float16)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            place = (x - zero.astype(np.float32)) * (np.float32(1) / scale.astype(np.float32))
+        codes = np.where(scale == 0, 0, np.clip(np.rint(place), 0, 2**bits - 1))
+        return np.stack([scale.ravel(), zero.ravel()], 1), codes
+
+    for first in range(0, len(keys), 32):
+        ranges, codes = quantised(keys[first:first + 32], 0)
+        v_ranges, v_codes = quantised(values[first:first + 32], 1)
+        v_ranges = np.pad(v_ranges, ((0, 32 - len(v_ranges)), (0, 0)))
+        yield ranges.tobytes() + packed(codes) + v_ranges.tobytes() + packed(v_codes)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_compact_keeps_in_low_precision(session, bits):
+    rng = np.random.default_rng(bits)
+    low = session.layout.low(bits)
+    with kvpool.LiveSequence(session) as sequence:
+        grow(session, sequence, range(90), value=lambda token: rng.standard_normal(
+            np.asarray(session.k(blocks=1))[0, :, 0].shape).astype(np.float32))
+        k, v = (np.concatenate([np.asarray(pool(blocks=session.max_blocks))[i] for i in sequence.ids], 1) for pool in (session.k, session.v))
+        keep = list(range(0, 90, 3))
+        leave = [i for i in range(90) if i % 3]
+        layers, _, heads, dim = k.shape
+        assert low.planes == layers * heads and low.record_bytes == 4 * dim + 128 + 2 * 32 * low.k_row_bytes and low.v_row_bytes == low.k_row_bytes
+        with session.lease(low.blocks(60) + 1) as blocks:
+            done = sequence.compact(keep=keep, disposition="low", low_blocks=blocks, low_bits=bits)
+            assert (done.low_tokens, done.low_blocks, done.low_records_per_block) == (60, low.blocks(60), low.records_per_block)
+            data = np.asarray(session.data(blocks=session.max_blocks))
+            for plane in range(low.planes):
+                of_plane = (x[plane // heads, leave, plane % heads] for x in (k, v))
+                for group, record in enumerate(low_records(*of_plane, bits)):
+                    block, slot = divmod(group * low.planes + plane, low.records_per_block)
+                    there = data[blocks.ids[block], slot * low.record_bytes:(slot + 1) * low.record_bytes].tobytes()
+                    assert there == record, (plane, group)
+            kept = np.asarray(session.k(blocks=session.max_blocks))[sequence.ids[0], :, :16]
+            assert (kept == k[:, keep[:16]]).all() and sequence.tokens == 30
+        assert blocks.released and sequence.tokens == 30
+
+
+def test_low_precision_is_refused_without_blocks_or_bits(session):
+    with kvpool.LiveSequence(session) as sequence, session.lease(1) as blocks:
+        grow(session, sequence, range(16))
+        for wrong, words in ((dict(disposition="low"), "compact.low.blocks has 0 blocks; 15 tokens that leave take"),
+                             (dict(low_blocks=blocks), "goes with DISPOSITION_LOW, and disposition is DISPOSITION_DROP"),
+                             (dict(disposition="low", low_blocks=blocks, low_bits=5), "compact.low.bits is 5"),
+                             (dict(disposition="low", low_blocks=[*blocks.refs, *blocks.refs]), "names block [0-9]+ twice")):
+            with pytest.raises(kvpool.InvalidArgumentError, match=words):
+                sequence.compact(keep=[0], **wrong)
+        assert sequence.tokens == 16
+    for wrong, words in ((dict(bits=3), "bits is 3; must be 2, 4 or 8"), (dict(group=1), "group is 1; the layout has 1 groups")):
+        with pytest.raises(kvpool.InvalidArgumentError, match=words):
+            session.layout.low(**wrong)
+
+
 def test_compact_adds_to_a_state(session):
     """Against the formulas of LESS in float64, and again, added to the state before."""
     layers, heads, dim, rank, hidden = 2, 3, 8, 3, 5

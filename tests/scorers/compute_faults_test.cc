@@ -199,6 +199,67 @@ TEST(ComputeFaults, AFoldThatFailsNamesWhatFailedAndPasses) {
   }
 }
 
+// One of four tokens leaves, whose keys are all alike, and whose values differ.
+absl::Status MeasureOnce(KvCompute* compute) {
+  const Sequence sequence(4);
+  const std::vector<float> queries(sequence.kv().shape.k_head_dim, 1);
+  scorers::Signals signals;
+  signals.window = {.data = queries.data(), .queries = 1, .q_heads = 1};
+  signals.window.head_stride_bytes = queries.size() * sizeof(float);
+  signals.window.query_stride_bytes = signals.window.layer_stride_bytes = signals.window.head_stride_bytes;
+  ASSIGN_OR_RETURN(const StagedSequence staged, StagedSequence::Make(compute, sequence.kv(), signals));
+  const uint32_t kept = 0b1110;
+  const auto drift = compute->Drift({.kv = staged.kv(), .window = staged.signals().window, .kept = &kept});
+  RETURN_IF_ERROR(drift.status());
+  if (drift->rows == 1 && drift->sum > 0) return absl::OkStatus();
+  return absl::UnknownError(absl::StrCat("a drift of ", drift->sum));
+}
+
+TEST(ComputeFaults, AMeasurementThatFailsNamesWhatFailedAndPasses) {
+  const auto twice = [] {
+    ASSIGN_OR_RETURN(const std::unique_ptr<CudaKvCompute> compute, OpenCompute());
+    const absl::Status first = MeasureOnce(compute.get()), second = MeasureOnce(compute.get());
+    return absl::Status(first.code(), absl::StrCat(first.message(), "; then ", second.ToString()));
+  };
+  EXPECT_EQ(InChild({}, twice), "OK");
+  // One launch stages the sequence, and one its queries.
+  const char* const kernels[] = {"queries", "drift_logits", "drift_outputs"};
+  for (int i = 0; i < 3; ++i) {
+    const std::string fault = absl::StrCat("cuLaunchKernel#", i + 3, "=CUDA_ERROR_INVALID_VALUE");
+    EXPECT_THAT(
+        InChild({{"KVPOOL_FAKE_CUDA_FAIL", fault}}, twice),
+        AllOf(StartsWith(absl::StrCat("INTERNAL: kvpool_score_", kernels[i], ":")), HasSubstr("; then OK")));
+  }
+}
+
+// Six of eight tokens are written to one record.
+absl::Status KeepLowOnce(KvCompute* compute) {
+  const Sequence sequence(8);
+  ASSIGN_OR_RETURN(const StagedSequence from, StagedSequence::Make(compute, sequence.kv(), {}));
+  const scorers::KvView there = from.kv();
+  const LowLayout layout = LowLayout::Of({.planes = there.shape.planes(),
+                                          .k_head_dim = there.shape.k_head_dim,
+                                          .v_head_dim = there.shape.v_head_dim,
+                                          .bits = 4,
+                                          .block_bytes = 4096});
+  ASSIGN_OR_RETURN(const std::unique_ptr<KvBuffer> to, compute->Allocate(4096));
+  const std::vector<uint32_t> evicted = {0, 1, 2, 4, 6, 7};
+  const uint64_t block = to->address();
+  return compute->KeepLow(
+      {.from = there, .to_blocks = &block, .evicted = evicted.data(), .evicted_tokens = 6, .layout = layout});
+}
+
+TEST(ComputeFaults, AKernelThatWritesLowPrecisionAndFailsIsNamedAndPasses) {
+  const auto twice = [] {
+    ASSIGN_OR_RETURN(const std::unique_ptr<CudaKvCompute> compute, OpenCompute());
+    const absl::Status first = KeepLowOnce(compute.get()), second = KeepLowOnce(compute.get());
+    return absl::Status(first.code(), absl::StrCat(first.message(), "; then ", second.ToString()));
+  };
+  // Two launches stage the sequence.
+  EXPECT_THAT(InChild({{"KVPOOL_FAKE_CUDA_FAIL", "cuLaunchKernel#3=CUDA_ERROR_INVALID_VALUE"}}, twice),
+              AllOf(StartsWith("INTERNAL: kvpool_score_low_f32:"), HasSubstr("; then OK")));
+}
+
 TEST(ComputeFaults, AKernelThatReachesOutsideLosesTheContext) {
   EXPECT_THAT(InChild({},
                       [] {

@@ -156,6 +156,18 @@ TEST_F(ComputeTest, WindowsLargerThanATeamHolds) {
   }
 }
 
+// A warp has 128 elements of a query at once, and a team 16 warps. Larger heads are multiplied without tensor cores.
+TEST_F(ComputeTest, WindowsOfHeadsThatSeveralWarpsHold) {
+  for (const uint32_t dim : {64u, 130u, 576u, 2048u, 2056u}) {
+    for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kBf16, KvDtype::kFp8E4m3}) {
+      SCOPED_TRACE(testing::Message() << dim << " elements, type " << static_cast<int>(dtype));
+      const Sequence sequence({.layers = 1, .tokens = 45, .k_dim = dim, .v_dim = 0, .dtype = dtype});
+      const SomeSignals signals(sequence.kv().shape, dim, 40, 3);
+      for (const char* policy : {"snapkv", "cake", "epicache"}) ExpectSame(sequence.kv(), signals.s, policy);
+    }
+  }
+}
+
 TEST_F(ComputeTest, QueriesBehindTheSequenceSeeAllOfItOnEveryDevice) {
   const Sequence sequence({.tokens = 29});
   SomeSignals signals(sequence.kv().shape, 6);

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "cuda/scorers/policies/registry.h"
+#include "proto/support/low_layout.h"
 #include "server/space/turn.h"
 #include "tests/service/score_fixture.h"
 
@@ -348,6 +349,95 @@ TEST_F(ScoreRanksTest, StatesAreThoseOfTheHeadsOfAllRanks) {
       }
     }
   }
+}
+
+TEST_F(ScoreRanksTest, EachRankKeepsItsOwnHeadsInLowPrecision) {
+  for (const v1::Scope scope : {v1::SCOPE_SEQUENCE, v1::SCOPE_LAYER, v1::SCOPE_HEAD}) {
+    v1::Operation whole = CompactOp(whole_blocks_, 9), ranked = CompactOp(ranked_blocks_, 9);
+    const uint64_t whole_low = whole_->Lease(1)[0], ranked_low = ranked_->Lease(1)[0];
+    for (v1::Operation* operation : {&whole, &ranked}) {
+      v1::Compact* compact = operation->mutable_compact();
+      compact->mutable_sequence()->set_last_block_tokens(kTokens - 1);
+      compact->set_scope(scope);
+      compact->set_keep_sources(true);
+      compact->mutable_policy()->set_name("inverse_key_l2");
+      compact->set_disposition(v1::DISPOSITION_LOW);
+      compact->mutable_low()->add_blocks(operation == &whole ? whole_low : ranked_low);
+    }
+    const v1::CompactResult a = RunOk(whole_.get(), whole).compact();
+    const v1::CompactResult b = RunOk(ranked_.get(), ranked).compact();
+    EXPECT_EQ(a.low_tokens(), kSequenceTokens - 9);
+    EXPECT_EQ(a.kept_digest(), b.kept_digest());
+    const LowLayout layout =
+        LowLayout::Of({.k_head_dim = kDim, .v_head_dim = kDim, .bits = 4, .block_bytes = kScoredBlockBytes});
+    EXPECT_EQ(b.low_records_per_block(), layout.records_per_block);
+    for (uint32_t layer = 0; layer < kLayers; ++layer) {
+      for (uint32_t head = 0; head < kAllHeads; ++head) {
+        const auto record = [&](const float* block, uint32_t heads, uint32_t of_block) {
+          return std::string(
+              reinterpret_cast<const char*>(block) + (layer * heads + of_block) * layout.record_bytes,
+              layout.record_bytes);
+        };
+        EXPECT_EQ(record(OfWhole(whole_low, false, 0, 0, 0, 0), kAllHeads, head),
+                  record(OfRanks(ranked_low, false, 0, 0, head / kHeads * kHeads, 0), kHeads, head % kHeads))
+            << v1::Scope_Name(scope) << ", layer " << layer << ", head " << head;
+      }
+    }
+  }
+}
+
+class GuardedRanksTest : public ScoreRanksTest {
+ protected:
+  void SetUp() override {
+    options_.guard.share = 1;
+    ScoreRanksTest::SetUp();
+  }
+};
+
+TEST_F(GuardedRanksTest, EachRankMeasuresItsHeadsAndTheDriftIsThatOfAll) {
+  for (const int i : {0, 1, 2, 3}) {
+    const v1::Scope scope =
+        std::array{v1::SCOPE_SEQUENCE, v1::SCOPE_LAYER, v1::SCOPE_HEAD, v1::SCOPE_HEAD}[i];
+    const Both signals = Everything();
+    v1::Operation whole = CompactOp(whole_blocks_, 9), ranked = CompactOp(ranked_blocks_, 9);
+    for (v1::Operation* operation : {&whole, &ranked}) {
+      v1::Compact* compact = operation->mutable_compact();
+      compact->mutable_sequence()->set_last_block_tokens(kTokens - 1);
+      compact->set_scope(scope);
+      compact->set_keep_sources(true);
+      compact->mutable_policy()->set_name("inverse_key_l2");
+      *compact->mutable_signals() = operation == &whole ? signals.whole : signals.ranked;
+    }
+    const v1::CompactResult a = RunOk(whole_.get(), whole).compact();
+    whole_->Release(Refs(a.table().begin(), a.table().end()));
+    const v1::CompactResult b = RunOk(ranked_.get(), ranked).compact();
+    ranked_->Release(Refs(b.table().begin(), b.table().end()));
+    v1::GetGuardResponse guard;
+    ASSERT_TRUE(daemon_->GetGuard({}, &guard).ok());
+    ASSERT_EQ(guard.policies_size(), 2);
+    EXPECT_EQ(guard.policies(0).samples(), 1u + i);
+    EXPECT_EQ(guard.policies(1).samples(), 1u + i);
+    EXPECT_GT(guard.policies(0).mean(), 0.01);
+    EXPECT_GT(guard.policies(0).greatest(), guard.policies(0).mean());
+    EXPECT_NEAR(guard.policies(0).mean(), guard.policies(1).mean(), 1e-5) << v1::Scope_Name(scope);
+    EXPECT_NEAR(guard.policies(0).greatest(), guard.policies(1).greatest(), 1e-5) << v1::Scope_Name(scope);
+  }
+}
+
+// One rank's measurement fails: the operation does not.
+TEST_F(GuardedRanksTest, ARankThatCanNotMeasureFailsTheMeasurementAlone) {
+  const Both signals = Everything();
+  *OfRanks(ranked_blocks_[0], true, 0, 0, kAllHeads - 1, 0) = NAN;
+  v1::Operation prune = PruneOp(ranked_blocks_, 3 * kTokens);
+  *prune.mutable_prune()->mutable_signals() = signals.ranked;
+  prune.mutable_prune()->mutable_sequence()->set_last_block_tokens(kTokens - 1);
+  prune.mutable_prune()->mutable_policy()->set_name("recency");
+  EXPECT_EQ(Prune(ranked_.get(), prune).victims_size(), 2);
+  v1::GetGuardResponse guard;
+  ASSERT_TRUE(daemon_->GetGuard({}, &guard).ok());
+  ASSERT_EQ(guard.policies_size(), 1);
+  EXPECT_EQ(guard.policies(0).operations().at("failed"), 1u);
+  EXPECT_EQ(guard.policies(0).samples(), 0u);
 }
 
 TEST_F(ScoreRanksTest, SelectionsAreThoseOfTheHeadsOfAllRanks) {

@@ -39,6 +39,14 @@ class HeldKvCompute final : public KvCompute {
     RETURN_IF_ERROR(hold_.Pass());
     return compute_->Fold(request);
   }
+  absl::StatusOr<scorers::Drift> Drift(const scorers::DriftRequest& request) override {
+    RETURN_IF_ERROR(hold_.Pass());
+    return compute_->Drift(request);
+  }
+  absl::Status KeepLow(const scorers::LowRequest& request) override {
+    RETURN_IF_ERROR(hold_.Pass());
+    return compute_->KeepLow(request);
+  }
 
  private:
   const std::unique_ptr<KvCompute> compute_;

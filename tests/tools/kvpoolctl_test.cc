@@ -21,6 +21,7 @@
 
 #include "client/ctl/render.h"
 #include "client/layouts.h"
+#include "client/live_sequence.h"
 #include "client/session.h"
 #include "client/tools/text.h"
 #include "google/protobuf/util/json_util.h"
@@ -297,6 +298,59 @@ TEST_F(Kvpoolctl, PolicyIsShownAndSet) {
   EXPECT_THAT(unknown.err, HasSubstr("there are: lru"));
   EXPECT_EQ(Run({"policy", "set"}).exit_status, kUsage);
   EXPECT_EQ(Run({"policy", "get", "lru"}).exit_status, kUsage);
+}
+
+TEST_F(Kvpoolctl, GuardIsShownAndReset) {
+  EXPECT_EQ(Run({"guard"}).out, "No policy has dropped tokens.\nNothing is measured (--guard-share=0).\n");
+  const ToolResult nothing = Run({"guard", "--on=h2o"});
+  EXPECT_EQ(nothing.exit_status, kRefused);
+  EXPECT_THAT(nothing.err, HasSubstr("no drop by policy h2o: it measures nothing (--guard-share)"));
+  auto daemon = DaemonProcess::Start(
+      {.binary = KVPOOL_KVPOOLD,
+       .capacity = "2MiB",
+       .flags = {"--slab-bytes=2MiB", "--guard-share=1", "--guard-bound=0.01", "--guard-samples=1"}});
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  ASSERT_TRUE(session_->Close(Soon()).ok());
+  session_ = nullptr;
+  daemon_ = *std::move(daemon);
+  SessionOptions options;
+  options.socket = daemon_->socket();
+  options.tenant = "tests";
+  options.layout = PagedLayout({.layers = 1, .kv_heads = 1, .head_dim = 8});
+  options.fingerprint.set_digest("the guard");
+  auto session = Session::Open(options);
+  ASSERT_TRUE(session.ok()) << session.status();
+  LiveSequence sequence(session->get());
+  auto blocks = (*session)->LeaseWithin(3, Soon());
+  ASSERT_TRUE(blocks.ok()) << blocks.status();
+  for (int i = 0; i < 3; ++i)
+    std::memset((*session)->data(blocks->refs()[i]), 56 + 2 * i, options.layout.block_bytes());
+  ASSERT_TRUE(sequence.Append(*std::move(blocks)).ok());
+  ASSERT_TRUE(sequence.Extend(std::vector<uint32_t>(48, 1)).ok());
+  v1::Prune prune;
+  prune.mutable_policy()->set_name("recency");
+  prune.set_budget_tokens(32);
+  v1::QueryWindow* const window = prune.mutable_signals()->mutable_window();
+  window->set_queries(1);
+  window->set_q_heads(1);
+  window->mutable_data()->set_inlined(std::string(8 * 2, 0));
+  ASSERT_TRUE(sequence.Prune(prune, Soon()).ok());
+  const auto guard = Ask<v1::GetGuardResponse>({"guard"});
+  ASSERT_EQ(guard.policies_size(), 1);
+  EXPECT_TRUE(guard.policies(0).off());
+  EXPECT_EQ(guard.policies(0).operations().at("measured"), 1u);
+  EXPECT_THAT(guard.policies(0).tenant(), HasSubstr("tests"));
+  const std::string text = Run({"guard"}).out;
+  EXPECT_THAT(text, HasSubstr("A share of 1 is measured; off above a mean of 0.01 over 1 samples."));
+  EXPECT_THAT(text, HasSubstr(" recency  off  "));
+  prune.set_budget_tokens(16);
+  EXPECT_THAT(sequence.Prune(prune, Soon()).status().message(),
+              HasSubstr("policy recency is off in space 1"));
+  EXPECT_EQ(Run({"guard", "--on=recency", "--space=1"}).out,
+            "Space 1, recency: on again; 1 sample forgotten\n");
+  EXPECT_FALSE(Ask<v1::GetGuardResponse>({"guard", "--space=1"}).policies(0).off());
+  EXPECT_TRUE(sequence.Prune(prune, Soon()).ok());
+  EXPECT_EQ(Run({"guard", "--on=recency", "--space=9"}).exit_status, kRefused);
 }
 
 TEST_F(Kvpoolctl, EndNamesTheProcessesToWaitFor) {

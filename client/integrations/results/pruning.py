@@ -49,7 +49,7 @@ def perplexity(lab, cell, options=_nothing):
     ids = torch.tensor([middle(lab.texts[cell["text"]], lab.tokenizer(cell), PROMPT + SCORED + 1, cell["part"])])
     assert ids.shape[1] == PROMPT + SCORED + 1, f"{cell['text']} is too short"
     record = lab.once(("record", cell.get("model"), cell["text"], cell["part"]), lambda: Record(lab.model(cell), lab.facts(cell), ids[:, :PROMPT]))
-    with lab.cache(cell, BlockwiseCache, prompt_tokens=PROMPT, **options(lab, cell, record)) as cache:
+    with lab.cache(cell, BlockwiseCache, prompt_tokens=PROMPT, prunes=cell.get("prunes", True), **options(lab, cell, record)) as cache:
         scores = _likelihoods(lab.model(cell), record.into(cache), ids[:, PROMPT:], cell["block"])
         return {"nll": -scores.mean().item(), "tokens": scores.numel(), "resident": cache.resident}
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 
+import kvpool
 import torch
 from kvpool_transformers import train_less
 from safetensors.torch import load_file, save_file
@@ -36,6 +37,9 @@ POLICIES = {  # What a row is called: (policy, parameters).
     "graphkv over snapkv": ("graphkv", {}),
     "mpcache": ("mpcache", {}),
     "lagkv": ("lagkv", {}),
+    "leverage": ("leverage", {"rope": "weights"}),
+    "compactor": ("compactor", {"rope": "weights"}),
+    "rkv": ("rkv", {}),
     "qfilters": ("qfilters", {}),
     "triattention": ("triattention", {}),
     "expected_attention": ("expected_attention", {}),
@@ -68,10 +72,33 @@ def _rotated_back(queries, base):
     return queries * cos + torch.cat([second, -first], 2) * sin
 
 
+def _rope_base(lab, cell):
+    config = lab.model(cell).config.get_text_config()
+    return config.rope_parameters.get("full_attention", config.rope_parameters)["rope_theta"]
+
+
+def _frequencies(lab, cell):
+    """[dim / 2], radians for each position."""
+    dim = lab.facts(cell).head_dim
+    return _rope_base(lab, cell) ** (-torch.arange(0, dim, 2) / dim)
+
+
+def _attention_of_chunks(lab, cell, record, size=256, sinks=8, recent=4):
+    """[layers, kv_heads, tokens]: what the tokens of a chunk attend of it, not causal and with no factor (Compactor); 0 for the ends."""
+    kv_heads, found = lab.facts(cell).kv_heads, []
+    for _, (query, key, _) in sorted(record.told.items()):
+        mass = torch.zeros(key.shape[1:3])
+        for first in range(sinks, key.shape[2] - recent, size):
+            chunk = slice(first, min(first + size, key.shape[2] - recent))
+            logits = torch.einsum("hgid,hjd->hgij", query[0, :, chunk].unflatten(0, (kv_heads, -1)).float(), key[0, :, chunk].float())
+            mass[:, chunk] = logits.softmax(-1).sum(2).mean(1)
+        found.append(mass)
+    return torch.stack(found)
+
+
 def _calibrated(lab, cell, told):
     """Weights by the queries that a record was told."""
-    config = lab.model(cell).config.get_text_config()
-    base = config.rope_parameters.get("full_attention", config.rope_parameters)["rope_theta"]
+    base = _rope_base(lab, cell)
     layers = [told[layer][0][0].transpose(0, 1).float() for layer in sorted(told)]  # Each [queries, q_heads, dim].
     if cell["policy"] != "qfilters":
         layers = [_rotated_back(layer, base) for layer in layers]
@@ -132,6 +159,12 @@ def _options(lab, cell, record):
         return {"weights": lab.once(("weights", cell["model"], policy), lambda: _of_another_text(lab, cell))}
     if policy == "criticalkv":
         return {"weights": lab.once(("weights", cell["model"], policy), lambda: _projections(lab, cell))}
+    if policy == "leverage":
+        return {"weights": _frequencies(lab, cell)}
+    if policy == "compactor":
+        if not hasattr(record, "chunks"):
+            record.chunks = _attention_of_chunks(lab, cell, record)
+        return {"weights": _frequencies(lab, cell), "signals": {"mass": record.chunks}}
     if policy == "kvzip":
         ask = lab.tokenizer(cell)("\n\nRepeat the previous context exactly.\n", special=False)
         if not hasattr(record, "repeated"):
@@ -160,6 +193,29 @@ def _disposed_cells(where):
                 policy, params = POLICIES[name]
                 budget = BUDGET - LESS_TOKENS if disposition == "less" else BUDGET
                 yield {**cell, "name": name, "policy": policy, "params": params, "scope": "head", "budget": budget, "disposition": disposition}
+
+
+# Equal bytes: (share of the prompt's, bits of what leaves). In low precision fewer tokens stay, so that all bytes are as many.
+EQUAL_BYTES = ((4, 2), (3, 4), (2, 4))
+LOW_MODEL, LOW_DISPOSED = "SmolLM2 135M", ("keydiff", "h2o", "chunkkv over snapkv")
+
+
+def low_budget(share, bits):
+    """Whole blocks of tokens that stay in 16 bits where the others are in `bits`, in 1 / `share` of the prompt's bytes."""
+    layout = kvpool.Layout.paged(layers=30, kv_heads=3, head_dim=64, tokens_per_block=BLOCK).low(bits)  # SmolLM2's.
+    low = layout.record_bytes / (32 * 2 * 64 * 2)
+    return int(pruning.PROMPT * (1 / share - low) / (1 - low)) // BLOCK * BLOCK
+
+
+def _equal_bytes_cells(where):
+    for place in where:
+        cell = {"model": LOW_MODEL, "block": BLOCK, **place}
+        yield {**cell, "policy": "full", "budget": 0}
+        for name, (share, bits), disposition in itertools.product(LOW_DISPOSED, EQUAL_BYTES, (*DISPOSITIONS, "low")):
+            policy, params = POLICIES[name]
+            low = {"low_bits": bits} if disposition == "low" else {}
+            yield {**cell, "name": name, "policy": policy, "params": params, "scope": "head", "disposition": disposition, "share": share, **low,
+                   "budget": low_budget(share, bits) if low else pruning.PROMPT // share}
 
 
 def _cells(where):
@@ -195,6 +251,15 @@ def disposition_perplexity_cells():
 
 def disposition_retrieval_cells():
     return _disposed_cells(_prompts(DEPTHS[::2]))
+
+
+def low_perplexity_cells():
+    """What is behind the prompt stays, in each cell as much."""
+    return ({**cell, "prunes": False} for cell in _equal_bytes_cells(_texts()))
+
+
+def low_retrieval_cells():
+    return _equal_bytes_cells(_prompts(DEPTHS[::2]))
 
 
 def perplexity(lab, cell):

@@ -134,7 +134,8 @@ above. Gemma 3 270M, of whose 18 layers three are pruned, and SmolLM2 135M (Inst
 heads), of which all 30 layers are. `head`: each KV head keeps its own tokens of the prompt; `sequence`: all the same, as a pool of whole blocks has it. Nats a token above the full
 cache over {len(quality.TEXTS)} texts of {pruning.SCORED} tokens; right answers of one prompt at each depth of {quality.DEPTHS[0]} to {quality.DEPTHS[-1]} %, and the mean log likelihood of the answers of both kinds.
 `triattention` and `qfilters` had weights from 2,048 tokens of another novel (`kvpool-lab calibrate`), `expected_attention` from the prompt's own queries, criticalkv from the model's output projections; kvzip's peaks come from
-making the model repeat the prompt, which costs another prefill.
+making the model repeat the prompt, which costs another prefill; compactor is told the attention within chunks of 256 tokens of the prompt. `kvzap`, `fast_kvzip` and `duo_attention` are not here: they
+go by weights that are trained for a model, and nobody has published any for these two.
 """]
     for model in MODELS:
         rows = [row for name in quality.POLICIES for scope in quality.SCOPES
@@ -178,6 +179,30 @@ same: {quality.BUDGET} of {pruning.PROMPT} tokens, each KV head its own; texts a
     return "\n".join([*parts, MERGED])
 
 
+def equal_bytes(perplexities, retrievals):
+    """A row for each policy, share of the bytes and disposition."""
+    shares = "\n".join(f"- {100 // share} %: {quality.low_budget(share, bits)} of {pruning.PROMPT} tokens, and the others in {bits} bits; or {pruning.PROMPT // share} tokens"
+                       for share, bits in quality.EQUAL_BYTES)
+    rows = [row for name in quality.LOW_DISPOSED for share, _ in quality.EQUAL_BYTES for disposition in (*quality.DISPOSITIONS, "low") for row in _quality(
+        perplexities, retrievals, [name, f"{100 // share} %, {disposition}"],
+        {"model": quality.LOW_MODEL, "name": name, "disposition": disposition, "share": share})]
+    return "\n".join([f"""What leaves in low precision (MiKV) against dropping and merging it, in as many bytes of a prompt's K and V:
+
+{shares}
+
+{quality.LOW_MODEL}, each KV head its own tokens; texts and prompts are those of the table above, but nothing leaves behind the prompt, where a smaller
+budget would drop more of what is written. Made by `client/integrations/results.sh low_perplexity low_retrieval`.
+""", *_ranked(perplexities, retrievals, quality.LOW_MODEL, "bytes, what leaves is", rows), LOW])
+
+
+LOW = """In 4 bits what leaves is nearly as good as what stays, whichever policy chooses: in a third of the bytes, of which the 64 tokens in 16 bits have an
+eighth, text loses .007 nats or less on either text, all passkeys and as many keys are found as with the full cache, and answers are as likely. Dropping
+finds as much behind `chunkkv` alone, and behind `keydiff` and `h2o` answers are far less likely. 2 bits do not pay: text loses .09 to .13 nats where dropping
+loses .07 or less. They find 8 of 9 passkeys where dropping finds 5, but behind `chunkkv` answers are less likely than by dropping. On one small model and few prompts
+the choice is 4 bits; how many tokens stay in 16 bits then matters little.
+"""
+
+
 MERGED = """On two small models and few prompts merging does not pay, but for one policy's text. Behind `keydiff`, which keeps what differs and so drops many
 near-duplicates, text loses less with both models (.07 and .29 nats of .66 and .69, on two texts). Behind the others text changes by .02 nats or less either way. Answers
 are found no more often, once or twice less often in three of the eight rows, and with SmolLM2 they are less likely behind every policy; the reason may be that
@@ -195,8 +220,10 @@ CHOICE = """What these figures recommend at a quarter, on two small models and f
 - **Questions about a prompt** (the question is at its end, and the engine gives queries): `chunkkv` over `snapkv` with `scope="head"`, the only one that finds all
   passkeys with both models, and as many keys as the full cache. It costs two passes over K of a window's queries, once a prompt. `tova` and `sage_kv`, all heads alike, are as
   near with SmolLM2 and not with Gemma 3. SnapKV alone keeps single tokens, and loses numbers that have several.
-- **Without attention**, by K alone: `keydiff`, which finds most with Gemma 3; `lagkv` finds about as much with SmolLM2 and keeps text far better.
-- **Text that goes on**: `cake`, and `chunkkv` with `scope="head"`, within .02 to .06 nats a token of the full cache.
+- **Questions that are not known yet** (a prompt that is kept for later turns): `compactor` with `scope="head"`, which finds all passkeys with both models without having seen a question, and loses
+  .06 to .09 nats of text. It costs three passes over K, one over V, and the attention within chunks of the prompt.
+- **Without attention**, by K alone: `keydiff` and `leverage` find most with Gemma 3; `lagkv` finds about as much with SmolLM2 and keeps text far better.
+- **Text that goes on**: `cake`, and `rkv` and `chunkkv` with `scope="head"`, within .02 to .06 nats a token of the full cache.
 - **PagedEviction** is in the middle: it finds some of the passkeys with both models, more than StreamingLLM, H2O and SnapKV, fewer than KeyDiff and ChunkKV, and its
   perplexity is among the worst here. It costs the least of all that look at K and V: a pass over new blocks alone, and whole blocks leave without a copy.
 - With SmolLM2 `keydiff`, `paged_eviction` and `inverse_key_l2` lose .4 to 1.6 nats of text. `triattention`, `expected_attention` and `qfilters`, which come
@@ -487,6 +514,7 @@ SECTIONS = (  # What each is called, what writes it, of which tables.
     ("Every policy at a quarter", every_policy, ("quality_perplexity", "quality_retrieval")),
     ("Selection for sparse attention", selected, ("selection",)),
     ("Drop or merge", dispositions, ("disposition_perplexity", "disposition_retrieval")),
+    ("Drop, merge, or low precision, in equal bytes", equal_bytes, ("low_perplexity", "low_retrieval")),
     ("The paper's order: PagedEviction above streaming_llm and inverse_key_l2", order, ("perplexity", "retrieval")),
     ("Scores: kvpress", kvpress, ("kvpress",)),
 )

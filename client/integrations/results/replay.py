@@ -92,12 +92,15 @@ class BlockwiseCache(KvPoolCache):
     """Behind the prompt, forwards of one block's tokens do what as many of one token do: a block goes when one has filled.
 
     So text is measured a block at a time. Within a forward all see what is resident, and those of the block before them: just
-    what they see one by one.
+    what they see one by one. Without `prunes` nothing behind the prompt goes.
     """
 
-    def __init__(self, *args, prompt_tokens, **kwargs):
+    def __init__(self, *args, prompt_tokens, prunes=True, **kwargs):
         super().__init__(*args, **kwargs)
-        self._prompt_tokens = prompt_tokens
+        self._prompt_tokens, self._prunes = prompt_tokens, prunes
 
     def _hold_budget(self, tokens):
-        super()._hold_budget(tokens if self.logical <= self._prompt_tokens else 1)
+        if self.logical <= self._prompt_tokens:
+            super()._hold_budget(tokens)
+        elif self._prunes:
+            super()._hold_budget(1)

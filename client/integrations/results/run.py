@@ -31,6 +31,8 @@ TABLES = {  # name: (cells, what measures one)
     "selection": (selection.cells, selection.measure),
     "disposition_perplexity": (quality.disposition_perplexity_cells, quality.perplexity),
     "disposition_retrieval": (quality.disposition_retrieval_cells, quality.retrieval),
+    "low_perplexity": (quality.low_perplexity_cells, quality.perplexity),
+    "low_retrieval": (quality.low_retrieval_cells, quality.retrieval),
     "kvpress": (presses.cells, presses.measure),  # With tests/engines.sh --kvpress.
 }
 VLLM = {  # With tests/engines.sh --vllm.

@@ -4,8 +4,8 @@ import atexit as _atexit
 
 from kvpool import errors as errors
 from kvpool._core import (BlockArray, BlockCopier, Blocks, BlockTable, BudgetPlan, CompactResult, EpisodeHit, Layout,
-                          LayerGroup, LessTerms, LiveSequence, MatchHit, Notice, PendingCompact, PendingEpisode,
-                          PendingMatch, PendingPrune, PendingPutEpisode, PendingScore, PendingSeal, PendingSelect, Plane, PrefixHasher,
+                          LayerGroup, LessTerms, LiveSequence, LowLayout, MatchHit, Notice, PendingCompact, PendingEpisode, PendingMatch,
+                          PendingPrune, PendingPutEpisode, PendingScore, PendingSeal, PendingSelect, Plane, PrefixHasher,
                           Protection, PruneResult, PutEpisodeResult, QueryWindow, ScoreResult, Scorer, SealOutcome,
                           SelectResult, Session, Signal, StreamPoint, View, close_all)
 from kvpool._core import version as _version
@@ -14,8 +14,8 @@ from kvpool.errors import __all__ as _errors
 
 __all__ = [
     "BlockArray", "BlockCopier", "Blocks", "BlockTable", "BudgetPlan", "CompactResult", "EpisodeHit", "Layout",
-    "LayerGroup", "LessTerms", "LiveSequence", "MatchHit", "Notice", "PendingCompact", "PendingEpisode",
-    "PendingMatch", "PendingPrune", "PendingPutEpisode", "PendingScore", "PendingSeal", "PendingSelect", "Plane", "PrefixHasher",
+    "LayerGroup", "LessTerms", "LiveSequence", "LowLayout", "MatchHit", "Notice", "PendingCompact", "PendingEpisode", "PendingMatch",
+    "PendingPrune", "PendingPutEpisode", "PendingScore", "PendingSeal", "PendingSelect", "Plane", "PrefixHasher",
     "Protection", "PruneResult", "PutEpisodeResult", "QueryWindow", "ScoreResult", "Scorer", "SealOutcome", "SelectResult",
     "Session", "Signal", "StreamPoint", "View", "__version__",
     "block_id", "errors",

@@ -159,6 +159,16 @@ void BindPruneResults(nb::module_& module) {
           "merged_tokens", [](const PyCompactResult& r) { return r.proto.merged_tokens(); },
           "Tokens that were merged, summed over planes.")
       .def_prop_ro(
+          "low_tokens", [](const PyCompactResult& r) { return r.proto.low_tokens(); },
+          "Of disposition 'low': the tokens of each plane that are in low_blocks, in ascending order, which\n"
+          "kept_positions does not name.")
+      .def_prop_ro(
+          "low_blocks", [](const PyCompactResult& r) { return r.proto.low_blocks(); },
+          "How many of the blocks given were written, from the first on.")
+      .def_prop_ro(
+          "low_records_per_block", [](const PyCompactResult& r) { return r.proto.low_records_per_block(); },
+          "As Layout.low says.")
+      .def_prop_ro(
           "folded_tokens", [](const PyCompactResult& r) { return r.proto.folded_tokens(); },
           "Of disposition 'less': tokens that were added to the state, summed over planes.");
 
@@ -210,15 +220,13 @@ PyPending<v1::PruneResult> Prune(const SessionPtr& session, nb::handle blocks,
           }))};
 }
 
-PyPending<v1::CompactResult> Compact(const SessionPtr& session, nb::handle blocks,
-                                     std::optional<uint32_t> budget_tokens,
-                                     std::optional<std::vector<uint32_t>> keep, nb::handle scorer,
-                                     const std::string& scope, uint32_t group, uint32_t last_block_tokens,
-                                     const TokenRanges& protect, const PyProtection* protection,
-                                     const TokenRanges& discard, bool fresh, bool keep_sources,
-                                     const std::string& disposition,
-                                     const std::vector<float>& merge_thresholds, float merge_smoothing,
-                                     const PyLessTerms* less, std::optional<uint64_t> after) {
+PyPending<v1::CompactResult> Compact(
+    const SessionPtr& session, nb::handle blocks, std::optional<uint32_t> budget_tokens,
+    std::optional<std::vector<uint32_t>> keep, nb::handle scorer, const std::string& scope, uint32_t group,
+    uint32_t last_block_tokens, const TokenRanges& protect, const PyProtection* protection,
+    const TokenRanges& discard, bool fresh, bool keep_sources, const std::string& disposition,
+    const std::vector<float>& merge_thresholds, float merge_smoothing, nb::handle low_blocks,
+    uint32_t low_bits, const PyLessTerms* less, std::optional<uint64_t> after) {
   const std::vector<BlockRef> refs = BareRefsOf(blocks);
   v1::Compact request = CompactRequestOf(scorer,
                                          {.budget_tokens = budget_tokens,
@@ -229,6 +237,8 @@ PyPending<v1::CompactResult> Compact(const SessionPtr& session, nb::handle block
                                           .disposition = disposition,
                                           .merge_thresholds = merge_thresholds,
                                           .merge_smoothing = merge_smoothing,
+                                          .low_blocks = RefsOf(low_blocks),
+                                          .low_bits = low_bits,
                                           .less = less},
                                          {.protect = protect, .protection = protection, .discard = discard});
   Fill(refs, {.group = group, .last_block_tokens = last_block_tokens}, request.mutable_sequence());
@@ -324,7 +334,8 @@ void BindPruning(SessionClass& session) {
       nb::arg("protection").none() = nb::none(), nb::arg("discard") = TokenRanges(), nb::arg("fresh") = false,
       nb::arg("keep_sources") = false, nb::arg("disposition") = "drop",
       nb::arg("merge_thresholds") = std::vector<float>(), nb::arg("merge_smoothing") = 0.0f,
-      nb::arg("less").none() = nb::none(), nb::arg("after") = nb::none(),
+      nb::arg("low_blocks") = nb::make_tuple(), nb::arg("low_bits") = 0, nb::arg("less").none() = nb::none(),
+      nb::arg("after") = nb::none(),
       nb::sig(
           "def compact(self, blocks: collections.abc.Sequence[int], *, budget_tokens: int | None = "
           "None, keep: collections.abc.Sequence[int] | None = None, scorer: Scorer | str | None = "
@@ -332,8 +343,8 @@ void BindPruning(SessionClass& session) {
           "collections.abc.Sequence[tuple[int, int]] = (), protection: Protection | None = None, "
           "discard: collections.abc.Sequence[tuple[int, int]] = (), fresh: bool = False, keep_sources: "
           "bool = False, disposition: str = 'drop', merge_thresholds: collections.abc.Sequence[float] = (), "
-          "merge_smoothing: float = 0.0, less: LessTerms | None = None, after: int | None = None) -> "
-          "PendingCompact"),
+          "merge_smoothing: float = 0.0, low_blocks: Refs = (), low_bits: int = 0, less: LessTerms | None = "
+          "None, after: int | None = None) -> PendingCompact"),
       "LiveSequence.compact for bare refs, like prune: the holds of the answer's `table` are left, new\n"
       "blocks among them; with `keep_sources` also those of the blocks that were moved.");
 }

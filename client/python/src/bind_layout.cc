@@ -84,6 +84,29 @@ void BindLayerGroup(nb::module_& module) {
 
 using LayoutClass = nb::class_<PyLayout>;
 
+void BindLow(nb::module_& module) {
+  nb::class_<LowLayout>(
+      module, "LowLayout",
+      "How blocks hold tokens in low precision (LowTerms of score.proto). Record r of a sequence, at\n"
+      "r % records_per_block * record_bytes in its block r // records_per_block, has tokens [32 g, 32 g + "
+      "32)\n"
+      "of plane p, r = g * planes + p: [k_head_dim] (scale, zero) of float16; at k_codes_at 32 rows of "
+      "codes, of\n"
+      "k_row_bytes; at v_ranges_at [32] (scale, zero); at v_codes_at 32 rows of v_row_bytes. Codes are "
+      "packed\n"
+      "little end first, and an element is zero + code * scale.")
+      .def_ro("planes", &LowLayout::planes, "Of one rank, layer * kv_heads + head.")
+      .def_ro("bits", &LowLayout::bits)
+      .def_ro("k_row_bytes", &LowLayout::k_row_bytes)
+      .def_ro("v_row_bytes", &LowLayout::v_row_bytes)
+      .def_ro("k_codes_at", &LowLayout::k_codes_at)
+      .def_ro("v_ranges_at", &LowLayout::v_ranges_at)
+      .def_ro("v_codes_at", &LowLayout::v_codes_at)
+      .def_ro("record_bytes", &LowLayout::record_bytes)
+      .def_ro("records_per_block", &LowLayout::records_per_block)
+      .def("blocks", &LowLayout::Blocks, nb::arg("tokens"), "Blocks that so many tokens of each plane take.");
+}
+
 void BindMaking(LayoutClass& layout) {
   layout
       .def(
@@ -137,6 +160,13 @@ void BindAsking(LayoutClass& layout) {
             return layout.proto.groups(static_cast<int>(group)).tokens_per_block();
           },
           nb::arg("group") = 0)
+      .def(
+          "low",
+          [](const PyLayout& layout, uint32_t bits, uint32_t group) {
+            return ValueOf(LowLayoutOf(layout.proto, {.group = group, .bits = bits}));
+          },
+          nb::arg("bits") = LowLayout::kDefaultBits, nb::kw_only(), nb::arg("group") = 0,
+          "Where compact(disposition='low') puts tokens in blocks of this layout.")
       .def(
           "__eq__",
           [](const PyLayout& a, const PyLayout& b) {
@@ -228,6 +258,7 @@ void BindLayout(nb::module_& module) {
   BindPlane(module);
   BindLayerGroup(module);
   LayoutClass layout(module, "Layout", "How one block is filled; see layout.proto.");
+  BindLow(module);
   BindMaking(layout);
   BindAsking(layout);
   BindHasher(module);

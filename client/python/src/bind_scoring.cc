@@ -97,6 +97,12 @@ v1::Compact CompactRequestOf(nb::handle scorer, const CompactArguments& argument
     terms.mutable_thresholds()->Add(arguments.merge_thresholds.begin(), arguments.merge_thresholds.end());
     terms.set_smoothing(arguments.merge_smoothing);
   }
+  if (request.disposition() == v1::DISPOSITION_LOW || !arguments.low_blocks.empty() ||
+      arguments.low_bits != 0) {
+    v1::LowTerms& terms = *request.mutable_low();
+    for (const BlockRef ref : arguments.low_blocks) terms.add_blocks(ref.Pack());
+    terms.set_bits(arguments.low_bits);
+  }
   if (arguments.less != nullptr) *request.mutable_less() = arguments.less->proto;
   return request;
 }

@@ -144,8 +144,8 @@ PyCompactResult Compact(PySequence& sequence, std::optional<uint32_t> budget_tok
                         const std::string& scope, const TokenRanges& protect, const PyProtection* protection,
                         const TokenRanges& discard, bool fresh, bool keep_sources,
                         const std::string& disposition, const std::vector<float>& merge_thresholds,
-                        float merge_smoothing, const PyLessTerms* less, Timeout timeout,
-                        std::optional<uint64_t> after) {
+                        float merge_smoothing, nb::handle low_blocks, uint32_t low_bits,
+                        const PyLessTerms* less, Timeout timeout, std::optional<uint64_t> after) {
   const v1::Compact request =
       CompactRequestOf(scorer,
                        {.budget_tokens = budget_tokens,
@@ -156,6 +156,8 @@ PyCompactResult Compact(PySequence& sequence, std::optional<uint32_t> budget_tok
                         .disposition = disposition,
                         .merge_thresholds = merge_thresholds,
                         .merge_smoothing = merge_smoothing,
+                        .low_blocks = RefsOf(low_blocks),
+                        .low_bits = low_bits,
                         .less = less},
                        {.protect = protect, .protection = protection, .discard = discard});
   return {sequence.Ask(
@@ -302,28 +304,32 @@ void BindBudget(SequenceClass& sequence) {
                 timeout, [](LiveSequence& live, Deadline deadline) { return live.FinishPrune(deadline); })};
           },
           nb::arg("timeout") = 30.0)
-      .def("compact", Compact, nb::kw_only(), nb::arg("budget_tokens") = nb::none(),
-           nb::arg("keep") = nb::none(), nb::arg("scorer").none() = nb::none(), nb::arg("scope") = "sequence",
-           nb::arg("protect") = TokenRanges(), nb::arg("protection").none() = nb::none(),
-           nb::arg("discard") = TokenRanges(), nb::arg("fresh") = false, nb::arg("keep_sources") = false,
-           nb::arg("disposition") = "drop", nb::arg("merge_thresholds") = std::vector<float>(),
-           nb::arg("merge_smoothing") = 0.0f, nb::arg("less").none() = nb::none(), nb::arg("timeout") = 30.0,
-           nb::arg("after") = nb::none(),
-           nb::sig("def compact(self, *, budget_tokens: int | None = None, keep: "
-                   "collections.abc.Sequence[int] | None = None, scorer: Scorer | str | None = None, "
-                   "scope: str = 'sequence', protect: collections.abc.Sequence[tuple[int, int]] = (), "
-                   "protection: Protection | None = None, discard: collections.abc.Sequence[tuple[int, "
-                   "int]] = (), fresh: bool = False, keep_sources: bool = False, disposition: str = 'drop', "
-                   "merge_thresholds: collections.abc.Sequence[float] = (), merge_smoothing: float = 0.0, "
-                   "less: LessTerms | None = None, timeout: float | None = 30.0, after: int | None = None) "
-                   "-> CompactResult"),
-           "Gathers the tokens that score highest, or those of `keep`, into fewer blocks. Tokens [begin,\n"
-           "end) of `protect` stay, those of `discard` leave first. `disposition` is what becomes of the\n"
-           "others: 'drop', 'less', by which they are added to the state of `less` (LESS), or 'merge',\n"
-           "by which they change those that stay (D2O), above\n"
-           "`merge_thresholds`: one for each plane, as a result's, or one for all; none: the mean of\n"
-           "this call, of which `merge_smoothing` is the weight otherwise. DeadlineExceededError: ask\n"
-           "finish_compact.")
+      .def(
+          "compact", Compact, nb::kw_only(), nb::arg("budget_tokens") = nb::none(),
+          nb::arg("keep") = nb::none(), nb::arg("scorer").none() = nb::none(), nb::arg("scope") = "sequence",
+          nb::arg("protect") = TokenRanges(), nb::arg("protection").none() = nb::none(),
+          nb::arg("discard") = TokenRanges(), nb::arg("fresh") = false, nb::arg("keep_sources") = false,
+          nb::arg("disposition") = "drop", nb::arg("merge_thresholds") = std::vector<float>(),
+          nb::arg("merge_smoothing") = 0.0f, nb::arg("low_blocks") = nb::make_tuple(),
+          nb::arg("low_bits") = 0, nb::arg("less").none() = nb::none(), nb::arg("timeout") = 30.0,
+          nb::arg("after") = nb::none(),
+          nb::sig("def compact(self, *, budget_tokens: int | None = None, keep: "
+                  "collections.abc.Sequence[int] | None = None, scorer: Scorer | str | None = None, "
+                  "scope: str = 'sequence', protect: collections.abc.Sequence[tuple[int, int]] = (), "
+                  "protection: Protection | None = None, discard: collections.abc.Sequence[tuple[int, "
+                  "int]] = (), fresh: bool = False, keep_sources: bool = False, disposition: str = 'drop', "
+                  "merge_thresholds: collections.abc.Sequence[float] = (), merge_smoothing: float = 0.0, "
+                  "low_blocks: Refs = (), low_bits: int = 0, less: LessTerms | None = None, timeout: float | "
+                  "None = 30.0, after: int | None = None) -> CompactResult"),
+          "Gathers the tokens that score highest, or those of `keep`, into fewer blocks. Tokens [begin,\n"
+          "end) of `protect` stay, those of `discard` leave first. `disposition` is what becomes of the\n"
+          "others: 'drop'; 'less', by which they are added to the state of `less` (LESS); 'merge', by\n"
+          "which they change those that stay (D2O), above\n"
+          "`merge_thresholds`: one for each plane, as a result's, or one for all; none: the mean of\n"
+          "this call, of which `merge_smoothing` is the weight otherwise; or 'low' (MiKV), which writes\n"
+          "them to `low_blocks` in `low_bits` (4, or 2 or 8) an element: leased by the caller, who owns "
+          "them\n"
+          "and asks Layout.low how many that takes. DeadlineExceededError: ask finish_compact.")
       .def(
           "finish_compact",
           [](PySequence& sequence, Timeout timeout) {

@@ -76,6 +76,8 @@ struct CompactArguments {
   std::string disposition;
   std::vector<float> merge_thresholds;  // Only where tokens are merged.
   float merge_smoothing = 0;
+  std::vector<BlockRef> low_blocks;  // Only where tokens go on in low precision.
+  uint32_t low_bits = 0;
   const PyLessTerms* less = nullptr;  // Only where they are added to a state.
 };
 v1::Compact CompactRequestOf(nb::handle scorer, const CompactArguments& arguments,

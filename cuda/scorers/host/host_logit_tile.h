@@ -22,7 +22,15 @@ class HostLogitTile {
         head_(plane % c.shape().kv_heads),
         queries_(c.queries + c.QueryFloats() * plane) {}
   uint32_t at_once() const { return 1; }
-  void Hold(const uint32_t (&rows)[kRows]) { row_ = queries_ + uint64_t{rows[0]} * c_.shape().k_head_dim; }
+  uint32_t strip() const { return 0; }
+  bool has_logits() const { return true; }
+  void Hold(const uint32_t (&rows)[kRows]) {
+    held_ = rows[0];
+    row_ = queries_ + uint64_t{held_} * c_.shape().k_head_dim;
+  }
+  uint32_t held(uint32_t) const { return held_; }
+  void Keep(uint32_t, float x) { kept_ = x; }
+  float kept(uint32_t) const { return kept_; }
   uint32_t row(uint32_t) const { return 0; }
   uint32_t column(uint32_t) const { return 0; }
   void Multiply(uint32_t token) {
@@ -49,6 +57,8 @@ class HostLogitTile {
   const ScoreContext& c_;
   const uint32_t layer_, head_;
   const float* const queries_;
+  uint32_t held_ = kNoRow;
+  float kept_ = 0;
   const float* row_ = nullptr;
   float logit_ = 0;
   ColumnStats stats_[2] = {};

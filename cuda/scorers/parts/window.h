@@ -46,13 +46,17 @@ KVPOOL_HOST_DEVICE inline uint32_t KeysSeen(const ScoreContext& c, uint32_t quer
   return c.shape().tokens > after ? c.shape().tokens - after : 0;
 }
 
-// A lane's share of the window's logits comes from a tile: so many tokens' keys times a strip of queries for each row team,
-// kStripRows queries of one head, of which those behind its last are empty. Each lane of the row team has kRows x kColumns of
+// A lane's share of the window's logits comes from a tile: so many tokens' keys times a strip of queries for each row team, or
+// for several, kStripRows queries of one head, of which those behind its last are empty. Each lane of the row team has kRows x kColumns of
 // them. A tile's keys are read once for all strips that the team holds at once.
 //
 //   Tile(team, c, plane)   for one plane
-//   at_once()              strips that the team holds: one for each row team
+//   at_once()              strips that the team holds
+//   strip()                which of them this row team works at, a great number if at none
+//   has_logits()           whether it has its logits after Multiply: of several row teams that work at one, one has
 //   Hold(rows)             takes the lane's rows of c.queries, kNoRow where they are empty
+//   held(i)                the i-th of them
+//   Keep(i, x), kept(i)    a number of the i-th, for after the next Multiply
 //   row(i), column(j)      of a lane's logit in its strip and tile
 //   Multiply(t)            computes the logits of tokens [t, t + kTokens); all lanes meet in it
 //   logit(i, j)            to base 2: e^x is 2^logit. Anything where the token or the row is empty
@@ -106,14 +110,14 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void WindowLse(const Team& team, const ScoreCon
   float* const lse = c.lse + uint64_t{plane} * c.WindowRows();
   Tile tile(team, c, plane);
   for (uint32_t first = 0; first < strips.count; first += tile.at_once()) {
-    const OwnRows<Tile> own(c, tile, strips, first + team.row());
+    const OwnRows<Tile> own(c, tile, strips, first + tile.strip());
     tile.Hold(own.row);
     float most[kRows], sum[kRows];
     KVPOOL_UNROLL
     for (uint32_t i = 0; i < kRows; ++i) most[i] = -INFINITY, sum[i] = 0;
     for (uint32_t t = 0; t < c.shape().tokens; t += Tile::kTokens) {
       tile.Multiply(t);
-      if (first + team.row() >= strips.count) continue;
+      if (!tile.has_logits()) continue;
       KVPOOL_UNROLL
       for (uint32_t i = 0; i < kRows; ++i) {
         float logits[kColumns], greatest = most[i];
@@ -134,8 +138,8 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void WindowLse(const Team& team, const ScoreCon
     for (uint32_t i = 0; i < kRows; ++i) {
       const float greatest = tile.RowGreatest(most[i]);
       const float all = tile.RowSum(greatest == -INFINITY ? 0 : sum[i] * Exp2(most[i] - greatest));
-      if (own.row[i] != kNoRow && tile.is_first_of_row())
-        lse[own.row[i]] = greatest == -INFINITY ? -INFINITY : (greatest + log2f(all)) * kLn2;
+      if (tile.held(i) != kNoRow && tile.is_first_of_row())
+        lse[tile.held(i)] = greatest == -INFINITY ? -INFINITY : (greatest + log2f(all)) * kLn2;
     }
     team.Sync();
   }
@@ -201,21 +205,22 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void AddStrips(const ScoreContext& c, uint32_t 
   c.window_latest[own] = latest_sum;
 }
 
-// Puts the attention of a lane's rows to the tile at `t`, whose logits have been computed. lse is to base 2. Returns
+// Puts the attention of a lane's rows to the tile at `t`, whose logits have been computed and which keeps their log-sum-exp to
+// base 2. Returns
 // -sum p ln(p + 1e-10) over the keys before the window.
 template <typename Tile>
-KVPOOL_HOST_DEVICE KVPOOL_INLINE float PutStrip(const ScoreContext& c, uint32_t t,
-                                                const float (&lse)[Tile::kRows], const OwnRows<Tile>& own,
+KVPOOL_HOST_DEVICE KVPOOL_INLINE float PutStrip(const ScoreContext& c, uint32_t t, const OwnRows<Tile>& own,
                                                 Tile* tile) {
   const uint32_t before = c.shape().tokens - c.signals.window.own_tokens();
   float p[Tile::kRows][Tile::kColumns], entropy = 0;
   KVPOOL_UNROLL
   for (uint32_t i = 0; i < Tile::kRows; ++i) {
+    const float lse = tile->kept(i);
     KVPOOL_UNROLL
     for (uint32_t j = 0; j < Tile::kColumns; ++j) {
       const float logit = tile->logit(i, j);
       const uint32_t token = t + tile->column(j);
-      const float attention = IsFinite(logit) ? Exp2(logit - lse[i]) : NAN;
+      const float attention = IsFinite(logit) ? Exp2(logit - lse) : NAN;
       p[i][j] = token < own.seen[i] ? attention : 0;
       if (token < before && p[i][j] == p[i][j]) entropy -= p[i][j] * Log2(p[i][j] + 1e-10f);
       if (own.is_latest[i]) tile->PutLatest(t, j, p[i][j]);
@@ -238,12 +243,11 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void WindowStatistics(const Team& team, const S
   Tile tile(team, c, plane);
   for (uint32_t first = 0; first < strips.count; first += tile.at_once()) {
     const uint32_t end = strips.count - first < tile.at_once() ? strips.count : first + tile.at_once();
-    const OwnRows<Tile> own(c, tile, strips, first + team.row());
+    const OwnRows<Tile> own(c, tile, strips, first + tile.strip());
     tile.Hold(own.row);
-    float lse[kRows];
     KVPOOL_UNROLL
     for (uint32_t i = 0; i < kRows; ++i)
-      lse[i] = own.row[i] != kNoRow ? of_row[own.row[i]] * kLog2E : INFINITY;
+      tile.Keep(i, own.row[i] != kNoRow ? of_row[own.row[i]] * kLog2E : INFINITY);
     // A tile's strips are there when the lanes have met in the next one. The row teams take turns at adding them.
     for (uint32_t t = 0; t < tokens + Tile::kTokens; t += Tile::kTokens) {
       if (t < tokens) {
@@ -251,8 +255,8 @@ KVPOOL_HOST_DEVICE KVPOOL_INLINE void WindowStatistics(const Team& team, const S
       } else {
         team.Sync();
       }
-      if (t < tokens && first + team.row() < strips.count) {
-        entropy += double{PutStrip(c, t, lse, own, &tile)};
+      if (t < tokens && tile.has_logits()) {
+        entropy += double{PutStrip(c, t, own, &tile)};
       }
       const uint32_t turn = t / Tile::kTokens - 1, done = t - Tile::kTokens + team.in_row();
       if (t > 0 && turn % team.rows() == team.row() && team.in_row() < Tile::kTokens && done < tokens) {

@@ -19,12 +19,12 @@ from typing import NamedTuple
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "device"))
 import machine_code
 
-# How often a pass over K and V may ask for a byte that it reads, on average. Windows over f32 are none of them: they are
-# multiplied without matrices, and read their queries, which are in a cache, for each tile of keys.
+# How often a pass over K and V may ask for a byte that it reads, on average.
 READS = {
     re.compile(r"kvpool_score_records_\w+"): 1.05,
     re.compile(r"kvpool_score_anchor_dots_\w+"): 1.05,
-    re.compile(r"kvpool_score_window(_lse)?_(f16|bf16|fp8_\w+)"): 1.2,
+    re.compile(r"kvpool_score_low_\w+"): 1.05,
+    re.compile(r"kvpool_score_window(_lse)?_(f32|f16|bf16|fp8_\w+)"): 1.2,
 }
 # What such a pass uses at least of the sectors that it reads.
 SECTORS = 0.85

@@ -12,9 +12,11 @@
 #include "cuda/scorers/host/host_logit_tile.h"
 #include "cuda/scorers/host/host_team.h"
 #include "cuda/scorers/parts/context.h"
+#include "cuda/scorers/parts/drift_rows.h"
 #include "cuda/scorers/parts/features.h"
 #include "cuda/scorers/parts/fold_rows.h"
 #include "cuda/scorers/parts/gather_rows.h"
+#include "cuda/scorers/parts/low_rows.h"
 #include "cuda/scorers/parts/merge_rows.h"
 #include "cuda/scorers/parts/reduce.h"
 #include "cuda/scorers/parts/select_rows.h"
@@ -150,8 +152,11 @@ constexpr auto kAnchors =
     Bind<kOfContext, [](const ThreadBlock& b, const ScoreContext& c) { MakeAnchor(HostTeam(), c, b.x); },
          ScoreContext>;
 constexpr auto kQueries =
-    Bind<kOfContext, [](const ThreadBlock& b, const ScoreContext& c) { LoadQueries(HostTeam(), c, b.x); },
-         ScoreContext>;
+    Bind<[](const Grid&, const ScoreContext& c) {
+      return Writes(c.queries, c.shape().planes() * c.QueryFloats()) &&
+             Writes(c.query_peaks, uint64_t{c.shape().planes()} * c.WindowRows());
+    },
+         [](const ThreadBlock& b, const ScoreContext& c) { LoadQueries(HostTeam(), c, b.x); }, ScoreContext>;
 
 // The grid is that of GPU teams, whose packs are smaller, so each takes a share of the host's packs.
 constexpr auto kReducePlanes =
@@ -241,6 +246,42 @@ constexpr auto kFold = Bind<[](const Grid&, const FoldContext& c) {
 constexpr auto kSumFolds =
     Bind<[](const Grid&, const FoldContext& c) { return ReachesFold(c); },
          [](const ThreadBlock& b, const FoldContext& c) { SumFolds(HostTeam(), c, b.x); }, FoldContext>;
+bool ReachesDrift(const DriftContext& c) {
+  const KvShape& shape = c.score.shape();
+  const uint64_t words = shape.tokens / 32 + (shape.tokens % 32 != 0),
+                 weights = uint64_t{c.at_once} * shape.tokens;
+  return ReachesBlocks(c.score.kv, c.score.kv.blocks, shape.blocks(), PROT_READ) &&
+         Reads(c.kept, (shape.kv_heads - 1) * c.kept_head_stride + words) && Writes(c.weights, weights) &&
+         Writes(c.kept_weights, weights) && Writes(c.drifts, c.rows);
+}
+constexpr auto kDriftLogits =
+    Bind<[](const Grid&, const DriftContext& c, uint32_t, uint32_t) { return ReachesDrift(c); },
+         [](const ThreadBlock& b, const DriftContext& c, uint32_t first_row, uint32_t shares) {
+           const uint32_t begin = b.x % shares * kDriftTokens;
+           DriftLogits(HostTeam(), c, first_row, b.x / shares, begin, begin + kDriftTokens);
+         },
+         DriftContext, uint32_t, uint32_t>;
+constexpr auto kDriftOutputs =
+    Bind<[](const Grid&, const DriftContext& c, uint32_t) { return ReachesDrift(c); },
+         [](const ThreadBlock& b, const DriftContext& c, uint32_t first_row) {
+           DriftOutputs(HostTeam(), c, first_row, b.x);
+         },
+         DriftContext, uint32_t>;
+template <KvDtype dtype>
+constexpr auto kLow = Bind<[](const Grid& grid, const LowRequest& r) {
+  const uint64_t blocks = (grid.x - 1) / r.layout.records_per_block + 1;
+  const uint64_t bytes = uint64_t{r.layout.records_per_block} * r.layout.record_bytes;
+  return ReachesBlocks(r.from, r.from.blocks, r.from.shape.blocks(), PROT_READ) &&
+         Reads(r.to_blocks, blocks) && std::all_of(r.to_blocks, r.to_blocks + blocks, [&](uint64_t block) {
+           return IsMapped(block, bytes, PROT_READ | PROT_WRITE);
+         });
+},
+                           [](const ThreadBlock& b, const LowRequest& r) {
+                             LowTile tile;
+                             const uint32_t planes = r.from.shape.planes();
+                             LowRecord<dtype>(HostTeam(), r, b.x / planes, b.x % planes, &tile);
+                           },
+                           LowRequest>;
 constexpr auto kCopyPieces =
     Bind<[](const Grid& grid, const PieceCopy* pieces) {
       return Reads(pieces, grid.x) && std::all_of(pieces, pieces + grid.x, [](const PieceCopy& piece) {
@@ -292,7 +333,8 @@ constexpr auto kPolicyBlocks =
 #define KVPOOL_TYPED(name, dtype)                                                                            \
   {"kvpool_score_records_" #name, kRecords<dtype>}, {"kvpool_score_anchor_dots_" #name, kAnchorDots<dtype>}, \
       {"kvpool_score_window_lse_" #name, kWindowLse<dtype>}, {"kvpool_score_window_" #name, kWindow<dtype>}, \
-      {"kvpool_score_nearest_" #name, kNearest<dtype>}, {"kvpool_score_fold_" #name, kFold<dtype>},
+      {"kvpool_score_nearest_" #name, kNearest<dtype>}, {"kvpool_score_low_" #name, kLow<dtype>},            \
+      {"kvpool_score_fold_" #name, kFold<dtype>},
 #define KVPOOL_POLICY(Policy) {"kvpool_score_" #Policy, kPolicy<Policy>},
 #define KVPOOL_POLICY_BLOCKS(Policy) {"kvpool_score_blocks_" #Policy, kPolicyBlocks<Policy>},
 
@@ -313,6 +355,8 @@ const HostKernel kKernels[] = {
     {"kvpool_score_link", kLink},
     {"kvpool_score_merge", kMerge},
     {"kvpool_score_sum_folds", kSumFolds},
+    {"kvpool_score_drift_logits", kDriftLogits},
+    {"kvpool_score_drift_outputs", kDriftOutputs},
     {"kvpool_score_copy_pieces", kCopyPieces},
     {"kvpool_score_count_digits", kCountDigits},
     {"kvpool_score_count_tile", kCountTile},

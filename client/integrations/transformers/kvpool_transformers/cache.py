@@ -20,13 +20,47 @@ _LATEST = {"tova", "sage_kv"}
 _WINDOW = {"snapkv", "pyramidkv", "cake", "rkv", "mpcache", "quest", "graphkv"}
 _HOSTS = {"caote": "h2o", "fast_caote": "h2o", "graphkv": "snapkv", "chunkkv": "snapkv", "criticalkv": "snapkv"}  # By default.
 _SCOPES = ("sequence", "layer", "head")
-_DISPOSITIONS = ("drop", "merge", "less")
+_DISPOSITIONS = ("drop", "merge", "low", "less")
 _INLINED_BYTES = 1 << 20  # What a request carries of one array; a larger one lies in blocks.
 
 
 def _kept_of(values: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
     """Of [layers, kv_heads, tokens]; `kept` is [layers or 1, kv_heads or 1, tokens that stay]."""
     return values.gather(2, kept.to(values.device).expand(*values.shape[:2], -1))
+
+
+class _LowTokens:
+    """Tokens that one compaction kept in low precision: blocks, the number of tokens in each KV head's list, and how they lie."""
+
+    def __init__(self, blocks: kvpool.Blocks, tokens: int, layout: kvpool.LowLayout, facts: model.ModelFacts, device: torch.device) -> None:
+        self.blocks, self.tokens, self._layout, self._facts = blocks, tokens, layout, facts
+        groups = -(-tokens // 32)
+        records = torch.arange(groups * layout.planes, device=device).reshape(groups, layout.planes // facts.kv_heads, facts.kv_heads)
+        self._slots = records % layout.records_per_block  # [groups, layers, kv_heads], as the blocks' numbers.
+        self._ids = torch.tensor(blocks.ids, device=device)[records // layout.records_per_block]
+
+    def of_layer(self, pool: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V, each [kv_heads, tokens, dim]. `pool` is all bytes, [blocks, block_bytes]."""
+        low = self._layout
+        records = pool[:, :low.records_per_block * low.record_bytes].unflatten(1, (low.records_per_block, low.record_bytes))
+        record = records[self._ids[:, layer], self._slots[:, layer]].transpose(0, 1)  # [kv_heads, groups, record_bytes]
+
+        def ranges(at: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+            return record[..., at:at + 4 * count].contiguous().view(torch.float16).float().unflatten(-1, (count, 2)).unbind(-1)
+
+        def codes(at: int, row_bytes: int) -> torch.Tensor:
+            packed = record[..., at:at + 32 * row_bytes].unflatten(-1, (32, row_bytes, 1))
+            unpacked = packed >> torch.arange(0, 8, low.bits, dtype=torch.uint8, device=pool.device) & (1 << low.bits) - 1
+            return unpacked.flatten(-2)[..., :self._facts.head_dim].float()
+
+        def whole(values: torch.Tensor) -> torch.Tensor:  # [kv_heads, groups, 32, dim]
+            return values.to(self._facts.dtype).flatten(1, 2)[:, :self.tokens]
+
+        k_scale, k_zero = ranges(0, self._facts.head_dim)
+        v_scale, v_zero = ranges(low.v_ranges_at, 32)
+        k = codes(low.k_codes_at, low.k_row_bytes) * k_scale[..., None, :] + k_zero[..., None, :]
+        v = codes(low.v_codes_at, low.v_row_bytes) * v_scale[..., None] + v_zero[..., None]
+        return whole(k), whole(v)
 
 
 class PoolLayer(CacheLayerMixin):
@@ -53,7 +87,8 @@ class PoolLayer(CacheLayerMixin):
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """What comes back has the tokens that are left; the newest of them is the newest there was."""
         self.cache.settle()
-        return self.cache.resident + query_length, self.cache.logical - self.cache.resident
+        left = self.cache.low + self.cache.resident
+        return left + query_length, self.cache.logical - left
 
     def get_seq_length(self) -> int:
         """Logical: positions go on where they were, whatever was dropped."""
@@ -90,10 +125,12 @@ class KvPoolCache(Cache):
     scope     what a prompt keeps: "sequence" the same tokens everywhere, "layer" and "head" each layer's and each KV head's own. Blocks that
               are dropped later are dropped for all.
     disposition  what becomes of a prompt's tokens that do not stay: "drop"; "merge", by which each is merged into the token that stays whose
-              key is most like its own (D2O), in each KV head; or "less", by which they are added to a small state that attention
+              key is most like its own (D2O), in each KV head; "low", by which they go on in low precision (MiKV), in blocks besides the
+              budget, and attention reads them too; or "less", by which they are added to a small state that attention
               reads besides (LESS), on a CPU. Blocks that are dropped later are dropped
     less      with "less": its LessKernel, trained for this model
     merge_threshold  the cosine of keys from which on it is merged. None: the mean of each KV head's
+    low_bits  with "low", bits an element: 2, 4 or 8
     weights   f32 numbers of a policy that wants them, as its header in cuda/scorers/policies orders them
     signals   what this engine knows of the prompt besides, by the names of kvpool.Signal: each [layers, kv_heads, tokens] f32 of the pooled
               layers, such as "peak" for kvzip; no hidden states. Tokens behind the prompt have +inf: what is newest can't be judged, and stays
@@ -102,13 +139,16 @@ class KvPoolCache(Cache):
     salt_from  the salt counts from the block that holds this token of the prompt on: what is in front, such as a system prompt, is
               shared with everybody. 0: it is in every key. Without a salt it changes nothing.
     window    queries kept for policies that go by the last ones
+    guard     the last queries, as many of them as a request carries, go with each prune and compaction whatever the policy, for the daemon to measure
+              what it costs (`kvpoold --guard-share`). Where it has turned the policy off, generation raises kvpool.FailedPreconditionError
     wait_ms   how long the prompt may wait for what is in a tier below the pool (`kvpoold --tier`); 0: not
     """
 
     def __init__(self, session: kvpool.Session, *, prompt: Any = None, policy: str | None = None, params: Mapping[str, Any] | None = None,
                  budget: int | None = None, scope: str = "sequence", disposition: str = "drop", merge_threshold: float | None = None,
-                 less: LessKernel | None = None, weights: Any = None, signals: Mapping[str, Any] | None = None, protection: kvpool.Protection | None = None, seal: bool = True, salt: bytes = b"",
-                 salt_from: int = 0, extra_keys: Sequence[bytes] = (), window: int = 32, timeout: float = 30.0, wait_ms: int = 0) -> None:
+                 low_bits: int | None = None, less: LessKernel | None = None, weights: Any = None, signals: Mapping[str, Any] | None = None,
+                 protection: kvpool.Protection | None = None, seal: bool = True, salt: bytes = b"", salt_from: int = 0, extra_keys: Sequence[bytes] = (),
+                 window: int = 32, guard: bool = False, timeout: float = 30.0, wait_ms: int = 0) -> None:
         self.session = session
         self.facts = model.facts_of(session)
         if (policy is None) != (budget is None):
@@ -120,11 +160,14 @@ class KvPoolCache(Cache):
             raise ValueError(f"disposition is '{disposition}'; must be one of {', '.join(_DISPOSITIONS)}")
         if merge_threshold is not None and disposition != "merge":
             raise ValueError("merge_threshold goes with disposition='merge'")
+        if low_bits is not None and disposition != "low":
+            raise ValueError("low_bits goes with disposition='low'")
         if (less is None) != (disposition != "less"):
             raise ValueError("less, a LessKernel, and disposition='less' go together")
-        if policy is None and (scope != "sequence" or weights is not None or signals or disposition != "drop"):
-            raise ValueError("scope, disposition, weights and signals go with a policy")
+        if policy is None and (scope != "sequence" or weights is not None or signals or disposition != "drop" or guard):
+            raise ValueError("scope, disposition, weights, signals and guard go with a policy")
         self._dispose: dict[str, Any] = {"disposition": disposition, "merge_thresholds": [] if merge_threshold is None else [merge_threshold]}
+        self._low_layout = session.layout.low(4 if low_bits is None else low_bits) if disposition == "low" else None
         if less is not None:
             self._check(less)
         self._less, self._psi = less, None if less is None else less.psi
@@ -146,9 +189,15 @@ class KvPoolCache(Cache):
         self._wants_latest, self._wants_window = bool(told & _LATEST), bool(told & _WINDOW)
         if (self._wants_mass or self._wants_latest or self._wants_window) and not self.facts.signals:
             raise ValueError(f"policy {policy} goes by attention: open_session(model, signals=True)")
+        if guard and not self.facts.signals:
+            raise ValueError("guard=True goes by queries: open_session(model, signals=True)")
+        self._keeps_queries, self._scaling = guard or self._wants_window, 0.0
         self.resident = self.logical = 0  # Tokens in blocks; tokens that there have been.
         self.shared = 0  # Tokens that were found and not computed.
         self.dropped = 0
+        self.low = 0  # Tokens in low precision, behind which the resident ones come.
+        self._low_tokens: list[_LowTokens] = []
+        self._low_pool = None if self._low_layout is None else torch.from_dlpack(session.data(blocks=session.max_blocks))
         self.merged = 0  # Tokens of a prompt that were merged into others, summed over layers and KV heads.
         self.folded = 0  # Tokens of a prompt that were added to the state, likewise.
         self._behind: list[int] = []  # Of the prompt, behind the prefix that was found: what the first forward has to begin with.
@@ -228,7 +277,12 @@ class KvPoolCache(Cache):
         layer.v[block, offset] = value_states[0].transpose(0, 1)
         self._written += 1
         attention.updated(self, layer.index)
-        return self._gather(layer.k), self._gather(layer.v)
+        k, v = self._gather(layer.k), self._gather(layer.v)
+        if not self._low_tokens:
+            return k, v
+        # They are older than what is behind them, so that masks may take them for the first tokens.
+        parts = [part.of_layer(self._low_pool, layer.index) for part in self._low_tokens]
+        return (torch.cat([*(part[0][None] for part in parts), k], 2), torch.cat([*(part[1][None] for part in parts), v], 2))
 
     def _begin(self, tokens: int) -> None:
         lacking = tokens - self._sequence.room
@@ -274,16 +328,17 @@ class KvPoolCache(Cache):
 
     def observed(self, layer: int, query: torch.Tensor, key: torch.Tensor, scaling: float) -> None:
         """Called by attention, with rotated queries and the keys that `write` returned."""
-        if self._wants_window:
+        if self._keeps_queries:
+            self._scaling = scaling
             before = self._queries[layer]
             now = query[0].transpose(0, 1)[-self._window:].to(self.facts.dtype)  # [queries, q_heads, dim]
             self._queries[layer] = now if before is None else torch.cat([before, now])[-self._window:]
         if not (self._wants_mass or self._wants_latest):
             return
-        tokens = key.shape[2]
         if layer == 0:
-            self._grow(tokens)
+            self._grow(key.shape[2] - self.low)
         for part in attention.attention_of(query[0], key[0], scaling):
+            part = part[..., self.low:]  # What is in low precision is not judged again.
             if self._wants_mass:
                 self._mass[layer] += part.sum(1)
                 self._mass_square[layer] += part.square().sum(1)
@@ -325,8 +380,16 @@ class KvPoolCache(Cache):
             given = told(queries)  # In blocks it is of the layout's type, which it has.
             window = kvpool.QueryWindow(given) if isinstance(given, torch.Tensor) else kvpool.QueryWindow(
                 given, queries=queries.shape[1], q_heads=queries.shape[2])
+        elif self._keeps_queries:
+            window = self._guards_window()
         # Positions go on whatever was dropped: the newest token's is not the number of those that are left.
         return kvpool.Scorer(self._policy, self._params, signals=signals, window=window, now=float(self.logical - 1))
+
+    def _guards_window(self) -> kvpool.QueryWindow | None:
+        """Of the newest queries as many as a request carries; None: it can't carry one."""
+        queries = torch.stack(self._queries)
+        carried = min(_INLINED_BYTES // queries[:, :1].nbytes, self.resident)
+        return kvpool.QueryWindow(queries[:, -carried:].cpu().contiguous(), scale=self._scaling) if carried > 0 else None
 
     def _hold_budget(self, tokens: int) -> None:
         size = self.facts.tokens_per_block
@@ -337,17 +400,11 @@ class KvPoolCache(Cache):
         with contextlib.ExitStack() as lent:
             asked: dict[str, Any] = {"budget_tokens": self._budget, "protection": self._protection, "timeout": self._timeout}
             if tokens > 1:
-                with contextlib.ExitStack() as failed:
-                    state = self._next_state()
-                    if state is not None:
-                        asked["less"] = self._less_terms(lent, failed.enter_context(state))
-                    compacted = self._sequence.compact(scorer=self._scorer(lent), scope=self._scope, **self._dispose, **asked)
-                    failed.pop_all()
-                if state is not None:
-                    self._take_state(state)
-                    self.folded += compacted.folded_tokens
+                compacted = self._compact(lent, scorer=self._scorer(lent), scope=self._scope, **self._dispose, **asked)
+                self.folded += compacted.folded_tokens
                 rows = compacted.kept_positions
                 self.merged += compacted.merged_tokens
+                self.low += compacted.low_tokens
                 # [layers or 1, kv_heads or 1, tokens that stay]
                 kept = torch.tensor(rows).reshape(1 if len(rows) == 1 else len(self.facts.pooled), -1, len(rows[0]))
             elif self.resident % size == 0:
@@ -355,12 +412,25 @@ class KvPoolCache(Cache):
                 kept = torch.tensor([i for i in range(self.resident) if i // size not in victims])[None, None]
             else:
                 return
-        self.dropped += self.resident - kept.shape[2]
         self.resident = kept.shape[2]
+        self.dropped = self.logical - self.resident - self.low
         for name in ("_mass", "_mass_square", "_latest"):
             if getattr(self, name) is not None:
                 setattr(self, name, _kept_of(getattr(self, name), kept))
         self._signals = {kind: _kept_of(values, kept) for kind, values in self._signals.items()}
+
+    def _compact(self, lent: contextlib.ExitStack, **asked: Any) -> kvpool.CompactResult:
+        if self._less is not None:
+            return self._fold(lent, **asked)
+        if self._low_layout is None:
+            return self._sequence.compact(**asked)
+        with contextlib.ExitStack() as unwritten:
+            low = unwritten.enter_context(self.session.lease(self._low_layout.blocks(self.resident - self._budget), self._timeout))
+            compacted = self._sequence.compact(low_blocks=low, low_bits=self._low_layout.bits, **asked)
+            if compacted.low_tokens:
+                unwritten.pop_all()
+                self._low_tokens.append(_LowTokens(low, compacted.low_tokens, self._low_layout, self.facts, self._device))
+        return compacted
 
     # ---- A state of what left
 
@@ -370,9 +440,15 @@ class KvPoolCache(Cache):
             return None
         return self._less.phi(layer, query), self._state[layer]
 
-    def _next_state(self) -> kvpool.BlockArray | None:
-        if self._less is None:
-            return None
+    def _fold(self, lent: contextlib.ExitStack, **asked: Any) -> kvpool.CompactResult:
+        with contextlib.ExitStack() as failed:
+            state = failed.enter_context(self._next_state())
+            compacted = self._sequence.compact(less=self._less_terms(lent, state), **asked)
+            failed.pop_all()
+        self._take_state(state)
+        return compacted
+
+    def _next_state(self) -> kvpool.BlockArray:
         if self._device.type != "cpu":
             raise NotImplementedError("disposition='less': the state is read on a CPU")
         self._state_shape = (len(self.facts.pooled), self.facts.kv_heads, self._less.rank, self.facts.head_dim + 1)
@@ -400,6 +476,8 @@ class KvPoolCache(Cache):
         if self._pending:  # A forward that broke off.
             self._fence()
         self._sequence.release()
+        for part in self._low_tokens:
+            part.blocks.release()
         if self._state_array is not None:
             self._state_array.release()
             self._state_array = None

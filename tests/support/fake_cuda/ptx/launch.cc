@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -139,6 +140,26 @@ bool PassBarrier(Launch* launch, Warp* warps, size_t count) {
   return true;
 }
 
+// A GPU promises no order, neither of thread blocks nor of the warps of one between two barriers. Launches take turns: from
+// the first to the last, from the last to the first, and scattered.
+class Order {
+ public:
+  // REQUIRES: count > 0
+  Order(uint64_t count, uint64_t launch) : count_(count) {
+    if (launch % 3 == 0) return;
+    step_ = launch % 3 == 1 ? count - 1 : count * 5 / 8 + 1;
+    while (std::gcd(step_, count) != 1) ++step_;
+    begin_ = launch % 3 == 1 ? count - 1 : launch % count;
+  }
+  // What is i-th of `count`: each is once.
+  uint64_t operator[](uint64_t i) const { return (begin_ + i * step_) % count_; }
+
+ private:
+  const uint64_t count_;
+  uint64_t begin_ = 0;
+  uint64_t step_ = 1;
+};
+
 Work PtxKernel::Bind(const Grid& grid, void** arguments) const {
   std::vector<std::byte> parameters(kernel_->parameter_bytes);
   for (size_t i = 0; i < kernel_->parameters.size(); ++i) {
@@ -178,7 +199,10 @@ CUresult PtxKernel::Run(const Grid& grid, const std::vector<std::byte>& paramete
     machine.warps[i].launch = &launch;
     machine.warps[i].first_thread = static_cast<uint32_t>(i) * kLanes;
   }
-  for (uint64_t block = 0; block < uint64_t{grid.x} * grid.y; ++block) {
+  const uint64_t blocks = uint64_t{grid.x} * grid.y;
+  const Order block_order(blocks, counts_.launches), warp_order(warps, counts_.launches);
+  for (uint64_t turn = 0; turn < blocks; ++turn) {
+    const uint64_t block = block_order[turn];
     const auto x = static_cast<uint32_t>(block % grid.x), y = static_cast<uint32_t>(block / grid.x);
     ++counts_.thread_blocks;
     counts_.threads = std::max<uint64_t>(counts_.threads, grid.threads);
@@ -187,7 +211,7 @@ CUresult PtxKernel::Run(const Grid& grid, const std::vector<std::byte>& paramete
     for (size_t i = 0; i < warps; ++i) StartWarp(&machine.warps[i], grid, x, y);
     do {
       launch.moment.now = ++machine.moments;
-      for (size_t i = 0; i < warps && !launch.fault.has_value(); ++i) machine.warps[i].Run();
+      for (size_t i = 0; i < warps && !launch.fault.has_value(); ++i) machine.warps[warp_order[i]].Run();
     } while (!launch.fault.has_value() && PassBarrier(&launch, machine.warps.data(), warps));
     if (!launch.fault.has_value()) continue;
     LoseContext(*launch.fault, x, y);

@@ -373,13 +373,14 @@ void Ballot(Warp& warp, const Instruction& in) {
   warp.Each([&](uint32_t i) { to[i] = votes; });
 }
 
-// The fragments of mma.m16n8k16, as the PTX ISA has them ("Matrix Fragments for mma.m16n8k16 with floating point type"): with
-// lane = 4 * group + own, register r of a has the row group + 8 * (r % 2) and the columns 2 * own + 8 * (r / 2) and the next,
-// register r of b the column group and the rows 2 * own + 8 * r and the next, register r of c and d the row group + 8 * (r / 2)
-// and the column 2 * own + r % 2.
-template <auto kFloatOf>
+// The fragments of mma.m16n8k16 and m16n8k8, as the PTX ISA has them ("Matrix Fragments for mma.m16n8k16 with floating point
+// type"): a register has kInWord elements that lie side by side in k. With lane = 4 * group + own, register r of a has the row
+// group + 8 * (r % 2) and the columns kInWord * own + 4 * kInWord * (r / 2) and the next, register r of b the column group and
+// the rows kInWord * own + 4 * kInWord * r and the next, register r of c and d the row group + 8 * (r / 2) and the column
+// 2 * own + r % 2. kFloatOf(word, i): its i-th element.
+template <uint32_t kInWord, auto kFloatOf>
 void MultiplyMatrices(Warp& warp, const Instruction& in) {
-  constexpr uint32_t kM = 16, kN = 8, kK = 16;
+  constexpr uint32_t kM = 16, kN = 8, kK = 8 * kInWord;
   if (!warp.HaveMet(kAllLanes)) return;
   if (warp.active != kAllLanes) {
     return warp.Fail(CUDA_ERROR_LAUNCH_FAILED, static_cast<uint32_t>(std::countr_zero(warp.active)),
@@ -387,18 +388,18 @@ void MultiplyMatrices(Warp& warp, const Instruction& in) {
   }
   float a[kM][kK], b[kK][kN], d[kM][kN];
   const auto spread = [&](Place place, const auto& element) {
-    const uint32_t* const pairs = warp.at<uint32_t>(place);
+    const uint32_t* const words = warp.at<uint32_t>(place);
     for (uint32_t lane = 0; lane < kLanes; ++lane) {
-      for (uint32_t i = 0; i < 2; ++i)
-        element(lane / 4, lane % 4 * 2 + i) = kFloatOf(static_cast<uint16_t>(pairs[lane] >> 16 * i));
+      for (uint32_t i = 0; i < kInWord; ++i)
+        element(lane / 4, lane % 4 * kInWord + i) = kFloatOf(words[lane], i);
     }
   };
   for (uint32_t r = 0; r < 4; ++r) {
     spread(in.from[r],
-           [&](uint32_t group, uint32_t k) -> float& { return a[group + r % 2 * 8][k + r / 2 * 8]; });
+           [&](uint32_t group, uint32_t k) -> float& { return a[group + r % 2 * 8][k + r / 2 * (kK / 2)]; });
   }
   for (uint32_t r = 0; r < 2; ++r) {
-    spread(in.from[4 + r], [&](uint32_t group, uint32_t k) -> float& { return b[k + r * 8][group]; });
+    spread(in.from[4 + r], [&](uint32_t group, uint32_t k) -> float& { return b[k + r * (kK / 2)][group]; });
   }
   const auto of_result = [&](uint32_t r, uint32_t lane) -> float& {
     return d[lane / 4 + r / 2 * 8][lane % 4 * 2 + r % 2];
@@ -417,6 +418,18 @@ void MultiplyMatrices(Warp& warp, const Instruction& in) {
     for (uint32_t lane = 0; lane < kLanes; ++lane) to[lane] = of_result(r, lane);
   }
   ++warp.launch->counts->matrix_products;
+}
+
+float F16InWord(uint32_t word, uint32_t i) { return FloatOfF16(static_cast<uint16_t>(word >> 16 * i)); }
+float Bf16InWord(uint32_t word, uint32_t i) { return FloatOfBf16(static_cast<uint16_t>(word >> 16 * i)); }
+// The multiplication does not look at the lower 13 bits.
+constexpr uint32_t kTf32Bits = 0xffffe000u;
+float Tf32InWord(uint32_t word, uint32_t) { return std::bit_cast<float>(word & kTf32Bits); }
+
+// To the nearest, halves away from zero.
+uint32_t Tf32Of(float x) {
+  const auto bits = std::bit_cast<uint32_t>(x);
+  return std::isfinite(x) ? (bits + 0x1000u) & kTf32Bits : bits;
 }
 
 // ------------------------------------------------------------------------------------------------ memory
@@ -518,6 +531,7 @@ Table MakeTable() {
   Add<FloatOfF16, float, uint16_t>(table, "cvt.f32.f16");
   Add<kPairOf<F16Of>, uint32_t, float, float>(table, "cvt.rn.f16x2.f32");
   Add<kPairOf<Bf16Of>, uint32_t, float, float>(table, "cvt.rn.bf16x2.f32");
+  Add<Tf32Of, uint32_t, float>(table, "cvt.rna.tf32.f32");
   Add<ExtractedBits, uint32_t, uint32_t, uint32_t, uint32_t>(table, "bfe.u32");
   Add<PermutedBytes, uint32_t, uint32_t, uint32_t, uint32_t>(table, "prmt.b32");
   table["fma.rm.f32"] = {&FmaDownwards, "wwww"};
@@ -583,8 +597,10 @@ Execute FindUnpack(uint32_t part_bytes, uint32_t whole_bytes) {
 }
 
 Execute FindMatrixProduct(std::string_view opcode) {
-  if (opcode == "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32") return &MultiplyMatrices<FloatOfF16>;
-  if (opcode == "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32") return &MultiplyMatrices<FloatOfBf16>;
+  if (opcode == "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32") return &MultiplyMatrices<2, F16InWord>;
+  if (opcode == "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32")
+    return &MultiplyMatrices<2, Bf16InWord>;
+  if (opcode == "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32") return &MultiplyMatrices<1, Tf32InWord>;
   return nullptr;
 }
 

@@ -28,8 +28,8 @@ uint32_t BytesOfType(std::string_view type);
 Execute FindPack(uint32_t part_bytes, uint32_t whole_bytes);
 Execute FindUnpack(uint32_t part_bytes, uint32_t whole_bytes);
 
-// d = a * b + c, of a warp's matrices: a is 16 x 16 of f16 or bf16, b 16 x 8, c and d 16 x 8 of f32. The operands are d's
-// four registers, a's four, b's two and c's four. nullptr: there is none of this opcode.
+// d = a * b + c, of a warp's matrices: a is 16 x 16 of f16 or bf16 and b 16 x 8, or of tf32 16 x 8 and 8 x 8; c and d are 16 x 8
+// of f32. The operands are d's four registers, a's four, b's two and c's four. nullptr: there is none of this opcode.
 Execute FindMatrixProduct(std::string_view opcode);
 
 void Branch(Warp& warp, const Instruction& instruction);

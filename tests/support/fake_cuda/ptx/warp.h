@@ -31,7 +31,8 @@ struct Counts {
   uint64_t threads = 0;            // The most of a thread block in any launch.
   uint64_t instructions = 0;       // each counts once for a warp
   uint64_t lane_instructions = 0;  // and once for each of its lanes that executes it
-  uint64_t matrix_products = 0;    // those of them that are mma.sync.m16n8k16: 2,048 multiplications each
+  uint64_t matrix_products =
+      0;  // those of them that are mma.sync: 2,048 multiplications each, or 1,024 of tf32, which take as long
   uint64_t barriers = 0;
   // Of global memory. A sector is 32 aligned bytes, the least that is moved. An instruction of a warp asks for
   // each byte and each sector once, however many of its lanes do.
