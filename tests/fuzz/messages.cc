@@ -204,6 +204,26 @@ void FillBudget(Input* input, Verb* verb) {
   if (input->OneIn(4)) verb->mutable_protection()->set_last_blocks(input->Below(4));
 }
 
+// Mostly those that go with the disposition.
+void FillTerms(Input* input, const std::vector<uint64_t>& scratch, v1::Compact* compact) {
+  const uint32_t of = input->OneIn(8) ? input->Below(5) : compact->disposition();
+  if (of == v1::DISPOSITION_MERGE) {
+    compact->mutable_merge()->add_thresholds(0.5f);
+  } else if (of == v1::DISPOSITION_LOW) {
+    compact->mutable_low()->mutable_blocks()->Add(scratch.begin(), scratch.end());
+    compact->mutable_low()->set_bits(2 * input->Below(5));
+  } else if (of == v1::DISPOSITION_LESS) {
+    v1::LessTerms* const less = compact->mutable_less();
+    less->set_rank(1 + input->Below(3));
+    less->set_hidden(1 + input->Below(3));
+    less->set_weights_name("weights");
+    const uint32_t rank = less->rank(), of_plane = (kHeadDim + rank) * less->hidden() + rank * rank;
+    FillWith(input, size_t{kKvHeads} * of_plane, sizeof(float), less->mutable_weights());
+    PointInto(input, scratch, less->mutable_state());
+    if (input->OneIn(2)) PointInto(input, scratch, less->mutable_previous());
+  }
+}
+
 }  // namespace
 
 v1::Layout OpaqueLayout() {
@@ -286,11 +306,7 @@ v1::Operation DeviceOperationOn(Input* input, const std::vector<uint64_t>& block
       compact->set_keep_sources(input->OneIn(4));
       if (input->OneIn(3)) {
         compact->set_disposition(static_cast<v1::Disposition>(input->Below(5)));
-        if (!scratch.empty() && !input->OneIn(4)) {
-          v1::LowTerms* const low = compact->mutable_low();
-          low->mutable_blocks()->Add(scratch.begin(), scratch.end());
-          low->set_bits(2 * input->Below(5));
-        }
+        if (!scratch.empty() && !input->OneIn(4)) FillTerms(input, scratch, compact);
       }
       break;
     }

@@ -197,6 +197,7 @@ def _disposed_cells(where):
 
 # Equal bytes: (share of the prompt's, bits of what leaves). In low precision fewer tokens stay, so that all bytes are as many.
 EQUAL_BYTES = ((4, 2), (3, 4), (2, 4))
+EQUAL_DISPOSITIONS = ("drop", "merge", "low")
 LOW_MODEL, LOW_DISPOSED = "SmolLM2 135M", ("keydiff", "h2o", "chunkkv over snapkv")
 
 
@@ -211,7 +212,7 @@ def _equal_bytes_cells(where):
     for place in where:
         cell = {"model": LOW_MODEL, "block": BLOCK, **place}
         yield {**cell, "policy": "full", "budget": 0}
-        for name, (share, bits), disposition in itertools.product(LOW_DISPOSED, EQUAL_BYTES, (*DISPOSITIONS, "low")):
+        for name, (share, bits), disposition in itertools.product(LOW_DISPOSED, EQUAL_BYTES, EQUAL_DISPOSITIONS):
             policy, params = POLICIES[name]
             low = {"low_bits": bits} if disposition == "low" else {}
             yield {**cell, "name": name, "policy": policy, "params": params, "scope": "head", "disposition": disposition, "share": share, **low,

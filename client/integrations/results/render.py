@@ -183,7 +183,7 @@ def equal_bytes(perplexities, retrievals):
     """A row for each policy, share of the bytes and disposition."""
     shares = "\n".join(f"- {100 // share} %: {quality.low_budget(share, bits)} of {pruning.PROMPT} tokens, and the others in {bits} bits; or {pruning.PROMPT // share} tokens"
                        for share, bits in quality.EQUAL_BYTES)
-    rows = [row for name in quality.LOW_DISPOSED for share, _ in quality.EQUAL_BYTES for disposition in (*quality.DISPOSITIONS, "low") for row in _quality(
+    rows = [row for name in quality.LOW_DISPOSED for share, _ in quality.EQUAL_BYTES for disposition in quality.EQUAL_DISPOSITIONS for row in _quality(
         perplexities, retrievals, [name, f"{100 // share} %, {disposition}"],
         {"model": quality.LOW_MODEL, "name": name, "disposition": disposition, "share": share})]
     return "\n".join([f"""What leaves in low precision (MiKV) against dropping and merging it, in as many bytes of a prompt's K and V:
