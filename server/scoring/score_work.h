@@ -3,7 +3,7 @@
 //
 //   Score    stages signals -> finds or makes features -> computes scores, or victims, of the rank's heads
 //   Gather   copies the rows of K and V of those heads that stay into the blocks of the new table; where the request
-//            says so it merges the others into them, or writes them to blocks in low precision
+//            says so it merges the others into them, writes them to blocks in low precision, or adds them to a state
 //
 // Results go into the operation, as the outcome of the rank. Not thread-safe: it belongs to
 // the runner's thread.

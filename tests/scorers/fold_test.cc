@@ -24,19 +24,6 @@ namespace {
 using lab::StagedSequence;
 using testing::HasSubstr;
 
-// Which tokens leave: rows for all planes, for each layer or for each plane.
-using Rows = std::vector<std::vector<uint32_t>>;
-Rows RandomRows(const KvShape& shape, uint32_t rows, uint32_t tokens, uint64_t seed) {
-  Random random(seed);
-  Rows made;
-  for (uint32_t row = 0; row < rows; ++row) {
-    std::vector<uint32_t>& of_row = made.emplace_back(shape.tokens);
-    for (uint32_t t = 0; t < shape.tokens; ++t) of_row[t] = t;
-    while (of_row.size() > tokens) of_row.erase(of_row.begin() + random.Below(of_row.size()));
-  }
-  return made;
-}
-
 struct Network {
   Network(const KvShape& shape, uint32_t of_hidden, uint32_t of_features, uint64_t seed)
       : hidden(of_hidden), features(of_features) {

@@ -45,20 +45,8 @@ Memory ReadBytes(uint64_t address, uint64_t bytes) {
   return read;
 }
 
-// Which tokens leave: rows for all planes, for each layer or for each plane.
-using Rows = std::vector<std::vector<uint32_t>>;
 const std::vector<uint32_t>& RowOf(const Rows& rows, const KvShape& shape, uint32_t plane) {
   return rows[rows.size() == 1 ? 0 : rows.size() == shape.layers ? plane / shape.kv_heads : plane];
-}
-// REQUIRES: there are more heads than one, or else rows of planes are those of layers.
-Rows RandomRows(const KvShape& shape, uint32_t rows, uint32_t tokens, uint64_t seed) {
-  Random random(seed);
-  Rows all(rows);
-  for (std::vector<uint32_t>& row : all) {
-    for (uint32_t t = 0; t < shape.tokens; ++t) row.push_back(t);
-    while (row.size() > tokens) row.erase(row.begin() + random.Below(row.size()));
-  }
-  return all;
 }
 
 // The blocks that KeepLow writes, each with `block_bytes`, and what is behind its records in them.

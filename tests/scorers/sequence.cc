@@ -140,6 +140,16 @@ double Sequence::Norm(bool value, uint32_t layer, uint32_t token, uint32_t head)
   return std::sqrt(square);
 }
 
+Rows RandomRows(const KvShape& shape, uint32_t rows, uint32_t tokens, uint64_t seed) {
+  Random random(seed);
+  Rows all(rows);
+  for (std::vector<uint32_t>& row : all) {
+    for (uint32_t t = 0; t < shape.tokens; ++t) row.push_back(t);
+    while (row.size() > tokens) row.erase(row.begin() + random.Below(row.size()));
+  }
+  return all;
+}
+
 absl::StatusOr<TestScores> ScoreSequence(const KvView& kv, const Signals& signals, const std::string& policy,
                                          const TestSettings& settings, ScoreRequest request,
                                          uint32_t threads) {

@@ -62,6 +62,11 @@ class Random {
   uint64_t x_;
 };
 
+// Which tokens leave: rows for all planes, for each layer or for each plane. Those of planes are told from those of layers only if there
+// are more heads than one.
+using Rows = std::vector<std::vector<uint32_t>>;
+Rows RandomRows(const KvShape& shape, uint32_t rows, uint32_t tokens, uint64_t seed);
+
 struct TestScores {
   std::vector<float> tokens, blocks;
   std::vector<AttentionSpread> spreads;
