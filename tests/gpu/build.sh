@@ -27,7 +27,7 @@ strip -o "$folder/fake/libcuda.so.1" build/release/lib/fake_cuda/libcuda.so.1
 # All libraries but the C library's own, which go with the loader of the machine.
 ldd "$folder"/bin/* | awk '$2 == "=>" && $3 ~ /^\// {print $3}' | sort -u |
   grep -vE '/(libc|libm|libdl|libpthread|librt|libresolv)\.so\.[0-9]+$' | xargs cp -Lt "$folder/lib"
-cp tests/gpu/run.sh tests/scorers/vectors.json tests/scorers/scenarios.json tests/scorers/{merge,drift}.json "$folder/"
+cp tests/gpu/run.sh tests/scorers/vectors.json tests/scorers/scenarios.json tests/scorers/{merge,drift,low}.json "$folder/"
 # Tests in Python, for the engines that the machine has.
 mkdir -p "$folder/engines/engines" "$folder/engines/python"
 cp tests/engines/{conftest,models,transformers_test}.py "$folder/engines/engines/"

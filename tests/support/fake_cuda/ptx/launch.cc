@@ -145,11 +145,11 @@ bool PassBarrier(Launch* launch, Warp* warps, size_t count) {
 class Order {
  public:
   // REQUIRES: count > 0
-  Order(uint64_t count, uint64_t launch) : count_(count) {
-    if (launch % 3 == 0) return;
-    step_ = launch % 3 == 1 ? count - 1 : count * 5 / 8 + 1;
+  Order(uint64_t count, uint64_t launches_before) : count_(count) {
+    if (launches_before % 3 == 0) return;
+    step_ = launches_before % 3 == 1 ? count - 1 : count * 5 / 8 + 1;
     while (std::gcd(step_, count) != 1) ++step_;
-    begin_ = launch % 3 == 1 ? count - 1 : launch % count;
+    begin_ = launches_before % 3 == 1 ? count - 1 : launches_before % count;
   }
   // What is i-th of `count`: each is once.
   uint64_t operator[](uint64_t i) const { return (begin_ + i * step_) % count_; }
@@ -200,7 +200,8 @@ CUresult PtxKernel::Run(const Grid& grid, const std::vector<std::byte>& paramete
     machine.warps[i].first_thread = static_cast<uint32_t>(i) * kLanes;
   }
   const uint64_t blocks = uint64_t{grid.x} * grid.y;
-  const Order block_order(blocks, counts_.launches), warp_order(warps, counts_.launches);
+  const uint64_t before = counts_.launches - 1;
+  const Order block_order(blocks, before), warp_order(warps, before);
   for (uint64_t turn = 0; turn < blocks; ++turn) {
     const uint64_t block = block_order[turn];
     const auto x = static_cast<uint32_t>(block % grid.x), y = static_cast<uint32_t>(block / grid.x);
