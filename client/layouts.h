@@ -36,7 +36,8 @@ struct LowLayoutOptions {
 };
 // Where Compact with DISPOSITION_LOW (v1::LowTerms) puts tokens of one rank in this layout's blocks; Blocks(tokens) of it says how
 // many blocks `tokens` tokens that leave take, to be leased before. INVALID_ARGUMENT: there is no such group, or no such number
-// of bits, the group is not strided, or a block is too small for one record; with the numbers.
+// of bits, the group is not strided, its dims are beyond a layout's limits, or a block is too small for one record or no whole
+// number of words; with the numbers.
 absl::StatusOr<LowLayout> LowLayoutOf(const v1::Layout& layout, const LowLayoutOptions& options);
 
 }  // namespace kvpool

@@ -1,7 +1,10 @@
 #include "client/layouts.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "proto/support/dtype.h"
+#include "proto/support/limits.h"
 
 namespace kvpool {
 
@@ -50,6 +53,19 @@ absl::StatusOr<LowLayout> LowLayoutOf(const v1::Layout& layout, const LowLayoutO
   const v1::LayerGroup& group = layout.groups(static_cast<int>(options.group));
   if (layout.encoding() != v1::ENCODING_STRIDED || group.k_head_dim() == 0) {
     return absl::InvalidArgumentError("only tokens of a strided layout can be kept in low precision");
+  }
+  for (const auto& [name, dim] :
+       {std::pair("k_head_dim", group.k_head_dim()), std::pair("v_head_dim", group.v_head_dim())}) {
+    if (dim > kMaxHeadDim)
+      return absl::InvalidArgumentError(absl::StrCat(name, " is ", dim, "; the limit is ", kMaxHeadDim));
+  }
+  if (layout.block_bytes() % sizeof(uint32_t) != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("block_bytes is ", layout.block_bytes(),
+                                                   "; low precision is written in words of four bytes"));
+  }
+  if (group.kv_heads() > kMaxKvHeads) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("kv_heads is ", group.kv_heads(), "; the limit is ", kMaxKvHeads));
   }
   const LowLayout low =
       LowLayout::Of({.planes = static_cast<uint32_t>(group.layers_size()) * group.kv_heads(),

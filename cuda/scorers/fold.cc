@@ -21,7 +21,8 @@ struct HostFold {
 }  // namespace
 
 double FoldProducts(const FoldRequest& request) {
-  return 1.0 * request.evicted_tokens * request.from.shape.planes() * request.WeightFloats();
+  return 1.0 * request.evicted_tokens * request.from.shape.planes() *
+         static_cast<double>(request.WeightFloats() + request.StateFloats());
 }
 
 absl::Status CheckFold(const FoldRequest& request, uint64_t weight_bytes, uint64_t most_bytes) {
@@ -37,7 +38,8 @@ absl::Status CheckFold(const FoldRequest& request, uint64_t weight_bytes, uint64
   if (products > kMostFoldProducts) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "adding ", request.evicted_tokens, " tokens of ", shape.planes(), " planes to a state takes ",
-        products, " products, ", request.WeightFloats(), " for each; the limit is ", kMostFoldProducts));
+        products, " products, ", request.WeightFloats() + request.StateFloats(), " for each; the limit is ",
+        kMostFoldProducts));
   }
   FoldContext context{.request = request};
   const uint64_t rows = request.evicted_head_stride > 0    ? shape.planes()

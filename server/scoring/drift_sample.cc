@@ -21,7 +21,9 @@ bool KeepsBytes(const v1::Operation& request) {
 
 GuardOutcome CanBeMeasured(const DeviceOperation& operation) {
   const SequenceWork& sequence = operation.sequences[0];
-  if (sequence.shape().v_head_dim == 0 || !KeepsBytes(operation.request)) return GuardOutcome::kUnsuited;
+  // What the engine discards was not the policy's choice.
+  if (sequence.shape().v_head_dim == 0 || !KeepsBytes(operation.request) || !operation.discard.empty())
+    return GuardOutcome::kUnsuited;
   return sequence.signals.window.has_value() ? GuardOutcome::kMeasured : GuardOutcome::kNoWindow;
 }
 

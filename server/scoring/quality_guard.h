@@ -23,8 +23,8 @@
 
 namespace kvpool {
 
-// A policy may move outputs by so many of their lengths: more is no bound.
-inline constexpr double kMostGuardBound = 100;
+// A drift counts as scorers::kMostDrift at most, so no mean is above it.
+inline constexpr double kMostGuardBound = 10;
 inline constexpr uint32_t kMostGuardSamples = 4096;
 inline constexpr double kLeastGuardShare = 1e-6;
 

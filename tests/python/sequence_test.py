@@ -217,6 +217,12 @@ def test_low_precision_is_refused_without_blocks_or_bits(session):
     for wrong, words in ((dict(bits=3), "bits is 3; must be 2, 4 or 8"), (dict(group=1), "group is 1; the layout has 1 groups")):
         with pytest.raises(kvpool.InvalidArgumentError, match=words):
             session.layout.low(**wrong)
+    group = dict(name="g", layers=[0], tokens_per_block=16, kv_heads=1, k_head_dim=64, dtype="bfloat16")
+    for wrong, block_bytes, words in ((dict(k_head_dim=1 << 30), 4096, "k_head_dim is 1073741824; the limit is 4096"),
+                                      (dict(kv_heads=1 << 30), 4096, "kv_heads is 1073741824; the limit is 1024"),
+                                      ({}, 4098, "block_bytes is 4098")):
+        with pytest.raises(kvpool.InvalidArgumentError, match=words):
+            kvpool.Layout([kvpool.LayerGroup(**(group | wrong))], block_bytes=block_bytes).low(4)
 
 
 def test_compact_adds_to_a_state(session):

@@ -245,12 +245,19 @@ TEST_F(ScoreGuardTest, WhatIsNotMeasuredIsCounted) {
     *operation = merge;
   });
   EXPECT_EQ(Count(Only(), "unsuited"), 1u);
+  // What the engine discards is not the policy's choice.
+  with([](v1::Operation* operation) {
+    v1::TokenRange* const discard = operation->mutable_prune()->add_discard();
+    discard->set_begin(kTokens);
+    discard->set_end(2 * kTokens);
+  });
+  EXPECT_EQ(Count(Only(), "unsuited"), 2u);
   // Where nothing leaves there is nothing to measure.
   with([](v1::Operation* operation) { operation->mutable_prune()->set_budget_tokens(100); });
   uint64_t all = 0;
   const v1::GuardedPolicy policy = Only();
   for (const auto& [outcome, count] : policy.operations()) all += count;
-  EXPECT_EQ(all, 7u);
+  EXPECT_EQ(all, 8u);
   EXPECT_FALSE(Only().off());
   EXPECT_EQ(Guard().bound(), 0);
 }

@@ -256,8 +256,8 @@ void BindTable(SequenceClass& sequence) {
       .def_prop_ro(
           "tokens", [](const PySequence& sequence) { return sequence.get().tokens(); }, "Resident tokens.")
       .def_prop_ro(
-          "room", [](const PySequence& sequence) { return sequence.get().room(); },
-          "Tokens that the blocks still take.")
+          "room", [](const PySequence& sequence) { return sequence.settled().room(); },
+          "Tokens that the blocks still take. FailedPreconditionError: a prune or compact was not finished.")
       .def_prop_ro(
           "last_key",
           [](const PySequence& sequence) {

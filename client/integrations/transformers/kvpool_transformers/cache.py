@@ -444,8 +444,8 @@ class KvPoolCache(Cache):
         with contextlib.ExitStack() as failed:
             state = failed.enter_context(self._next_state())
             compacted = self._sequence.compact(less=self._less_terms(lent, state), **asked)
+            self._take_state(state)
             failed.pop_all()
-        self._take_state(state)
         return compacted
 
     def _next_state(self) -> kvpool.BlockArray:
@@ -475,12 +475,13 @@ class KvPoolCache(Cache):
         """Gives its blocks back; what was sealed stays findable. Also when nobody has it any more."""
         if self._pending:  # A forward that broke off.
             self._fence()
-        self._sequence.release()
-        for part in self._low_tokens:
-            part.blocks.release()
-        if self._state_array is not None:
-            self._state_array.release()
-            self._state_array = None
+        with contextlib.ExitStack() as rest:  # What it holds besides comes free, whatever becomes of the sequence.
+            for part in self._low_tokens:
+                rest.callback(part.blocks.release)
+            if self._state_array is not None:
+                rest.callback(self._state_array.release)
+            self._low_tokens, self._state_array = [], None
+            self._sequence.release()
 
     def __enter__(self) -> KvPoolCache:
         return self
