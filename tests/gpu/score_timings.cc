@@ -226,6 +226,44 @@ class Timings {
                        return compute_->last_times().call_us;
                      }));
     Print(absl::StrCat("what leaves, in 4 bits, ", type.name), in_bits);
+    RETURN_IF_ERROR(Fold(cache, evicted, type));
+    return type.dtype == kBf16.dtype ? Drift(cache) : absl::OkStatus();
+  }
+
+  // Tokens that leave are added to a state, with the same weights for all planes.
+  absl::Status Fold(const Cache& cache, const std::vector<uint32_t>& evicted, const Type& type) {
+    FoldRequest fold = {.from = cache.view,
+                        .evicted = evicted.data(),
+                        .evicted_tokens = static_cast<uint32_t>(evicted.size()),
+                        .features = 8,
+                        .hidden = 32};
+    const std::vector<float> weights(fold.WeightFloats(), 0.125f);
+    const size_t weight_bytes = weights.size() * sizeof(float);
+    ASSIGN_OR_RETURN(
+        const std::unique_ptr<KvBuffer> memory,
+        compute_->Allocate(weight_bytes + cache.view.shape.planes() * fold.StateFloats() * sizeof(float)));
+    const KvPiece piece = {.address = reinterpret_cast<uint64_t>(weights.data()), .bytes = weight_bytes};
+    RETURN_IF_ERROR(compute_->Stage({&piece, 1}, memory->address()));
+    fold.weights = reinterpret_cast<const float*>(memory->address());
+    fold.state = reinterpret_cast<float*>(memory->address() + weight_bytes);
+    ASSIGN_OR_RETURN(const double us, Once([&]() -> absl::StatusOr<double> {
+                       RETURN_IF_ERROR(compute_->Fold(fold).status());
+                       return compute_->last_times().call_us;
+                     }));
+    Print(absl::StrCat("what leaves, in a state, ", type.name), us);
+    return absl::OkStatus();
+  }
+
+  // How far the outputs of one layer move when every second token leaves, by a few queries.
+  absl::Status Drift(const Cache& cache) {
+    const std::vector<uint32_t> kept((cache.view.shape.tokens + 31) / 32, 0x55555555u);
+    DriftRequest drift = {.kv = cache.view, .window = cache.signals.window, .kept = kept.data()};
+    drift.window.queries = 8;
+    ASSIGN_OR_RETURN(const double us, Once([&]() -> absl::StatusOr<double> {
+                       RETURN_IF_ERROR(compute_->Drift(drift).status());
+                       return compute_->last_times().call_us;
+                     }));
+    Print(absl::StrCat("drift of a layer, ", drift.window.queries, " queries"), us);
     return absl::OkStatus();
   }
 

@@ -241,8 +241,10 @@ TEST(FoldTest, LimitsAreChecked) {
                         .tokens = 1 << 21,
                         .k_head_dim = 256,
                         .v_head_dim = 256};
-  EXPECT_THAT(CheckFold(request, 0, uint64_t{1} << 60).message(),
-              HasSubstr("adding 1048576 tokens of 512 planes to a state takes 9.01"));
+  EXPECT_THAT(
+      CheckFold(request, 0, uint64_t{1} << 60).message(),
+      HasSubstr(
+          "adding 1048576 tokens of 512 planes to a state takes 9.89904e+13 products, 184384 for each"));
   request.evicted_tokens = 2048;
   // 512 planes, of which each has two shares' sums and a state, and 2,048 indices.
   const uint64_t bytes = 512 * (uint64_t{3} * 64 * 257 * 4 + 3 * 4) + 2048 * 4 + 100;

@@ -358,7 +358,7 @@ TEST_F(ScoreBadInputTest, AnOperationThatWouldMultiplyForLongIsRefused) {
   terms->set_weights_name("zeros");
   terms->mutable_weights()->set_inlined(std::string(4 * (512 * (4 + 64) + 64 * 64) * sizeof(float), 0));
   terms->mutable_state()->add_blocks(engine_->Lease(1)[0]);
-  Refused(less, kResourceExhausted, "1.22962e+07 numbers of queries, weights or other tokens");
+  Refused(less, kResourceExhausted, "1.23973e+07 numbers of queries, weights or other tokens");
 }
 
 TEST_F(ServiceTest, ADeviceThatCannotScoreSaysSo) {
