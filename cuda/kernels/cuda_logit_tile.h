@@ -5,7 +5,8 @@
 // The tensor cores multiply. A query is the sum of two numbers of the keys' type, hi + lo, whose products with the keys are
 // exact and summed in f32: of bf16 the sum has 17 bits of the query, of f16, of which a row is scaled by a power of two to the
 // range of the type, 22. An fp8 is an f16, too. An f32, a key or a query, is such a sum of two tf32, which have 11 bits; lo * lo,
-// 2^-20 of the product or less, is left out. On a GPU older than the instructions (sm_75), and for heads that 16 warps can't hold, all is multiplied in f32.
+// 2^-20 of the product or less, is left out. On a GPU older than the instructions (sm_75), and for heads that 16 warps can't
+// hold, all is multiplied in f32.
 //
 // A warp holds 128 elements of its strip's queries in registers. Where a head has more, neighbouring warps have a strip, and
 // add what they have of its logits (parts()).

@@ -56,8 +56,8 @@ Kept SomeKept(const KvShape& shape, uint32_t rows, uint32_t tokens, uint64_t see
 
 absl::StatusOr<Drift> Measure(const Sequence& from, uint32_t layer, const Queries& window, const Kept& kept,
                               uint64_t weights_at_once = kDriftWeights) {
-  static const std::unique_ptr<KvCompute> host = MakeHostKvCompute({.host_threads = 3});
-  KvCompute* const compute = TestCompute() != nullptr ? TestCompute() : host.get();
+  std::unique_ptr<KvCompute> host;
+  KvCompute* const compute = TestOrHostCompute(&host);
   const KvShape& shape = from.kv().shape;
   Signals signals;
   signals.window = {.data = window.values.data(),

@@ -48,11 +48,7 @@ struct Folded {
 Folded Fold(const Sequence& from, const Rows& rows, const Network& network,
             const std::vector<float>& before) {
   std::unique_ptr<KvCompute> host;
-  KvCompute* compute = TestCompute();
-  if (compute == nullptr) {
-    host = MakeHostKvCompute({.host_threads = 3});
-    compute = host.get();
-  }
+  KvCompute* const compute = TestOrHostCompute(&host);
   const KvShape& shape = from.kv().shape;
   const auto source = StagedSequence::Make(compute, from.kv(), {});
   EXPECT_TRUE(source.ok());

@@ -52,11 +52,7 @@ const std::vector<uint32_t>& RowOf(const Rows& rows, const KvShape& shape, uint3
 // The blocks that KeepLow writes, each with `block_bytes`, and what is behind its records in them.
 std::vector<Memory> KeepLow(const Sequence& from, const Rows& evicted, uint32_t bits, uint64_t block_bytes) {
   std::unique_ptr<KvCompute> host;
-  KvCompute* compute = TestCompute();
-  if (compute == nullptr) {
-    host = MakeHostKvCompute({.host_threads = 3});
-    compute = host.get();
-  }
+  KvCompute* const compute = TestOrHostCompute(&host);
   const KvShape& shape = from.kv().shape;
   const auto tokens = static_cast<uint32_t>(evicted[0].size());
   std::vector<uint32_t> all;

@@ -91,11 +91,7 @@ class Merged {
  private:
   void Run(const Sequence& from, const Kept& kept, const Terms& terms) {
     std::unique_ptr<KvCompute> host;
-    KvCompute* compute = TestCompute();
-    if (compute == nullptr) {
-      host = MakeHostKvCompute({.host_threads = 3});
-      compute = host.get();
-    }
+    KvCompute* const compute = TestOrHostCompute(&host);
     const KvShape& shape = from.kv().shape;
     const auto tokens = static_cast<uint32_t>(kept.rows[0].size());
     std::vector<uint32_t> stay, leave;

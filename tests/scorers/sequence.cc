@@ -156,8 +156,7 @@ absl::StatusOr<TestScores> ScoreSequence(const KvView& kv, const Signals& signal
   ASSIGN_OR_RETURN(request.policy, BindPolicy(policy, settings));
   request.shape = kv.shape;
   std::unique_ptr<KvCompute> host;
-  if (TestCompute() == nullptr) host = MakeHostKvCompute({.host_threads = threads});
-  KvCompute* const compute = host != nullptr ? host.get() : TestCompute();
+  KvCompute* const compute = TestOrHostCompute(&host, threads);
   ASSIGN_OR_RETURN(const lab::StagedSequence staged, lab::StagedSequence::Make(compute, kv, signals));
   ASSIGN_OR_RETURN(lab::ScoredSequence scored, lab::ScoreStaged(compute, staged, request));
   return TestScores{.tokens = std::move(scored.tokens),

@@ -35,6 +35,12 @@ absl::Status OpenCompute() {
 
 KvCompute* TestCompute() { return Opened().compute.get(); }
 
+KvCompute* TestOrHostCompute(std::unique_ptr<KvCompute>* host, uint32_t threads) {
+  if (TestCompute() != nullptr) return TestCompute();
+  *host = MakeHostKvCompute({.host_threads = threads});
+  return host->get();
+}
+
 uint64_t ReadWord(uint64_t address) {
   const absl::StatusOr<uint64_t> word = Opened().device->Read(address);
   EXPECT_TRUE(word.ok()) << word.status();
