@@ -731,9 +731,10 @@ TEST_F(TierTest, OthersAreLetInBetweenBlocksThatComeUp) {
   };
   std::optional<v1::OperationResult> answer;
   engine_->Send(WaitOp(keys_), &answer);
+  // A tier may answer within the first round already.
+  const uint64_t before = holds();
   daemon_->MoveTierOnce();
   tier_->Drain();
-  const uint64_t before = holds();
   daemon_->MoveTierOnce();
   EXPECT_GE(holds() - before, 2 * keys_.size());
   ASSERT_TRUE(answer.has_value());
