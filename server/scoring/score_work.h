@@ -53,6 +53,13 @@ class ScoreWork {
     const SequenceShare& share() const { return sequence.shares[rank]; }
   };
   absl::Status ScoreSequence(const Part& part, const WantedScores& wanted, RankOutcome* outcome);
+  // Copies of blocks in which padding is no numbers, for scores that know none.
+  struct BlankedBlocks {
+    std::unique_ptr<KvBuffer> buffer;
+    std::vector<uint64_t> addresses;  // The sequence's blocks, or their copies.
+  };
+  // REQUIRES: the sequence has padding.
+  absl::StatusOr<BlankedBlocks> BlankPadding(const Part& part);
   // `gather` is this rank's.
   absl::Status Merge(DeviceOperation* operation, uint32_t rank, const scorers::GatherRequest& gather);
   // The same of the tokens that leave.
