@@ -131,8 +131,8 @@ class LiveSequence {
   bool at_root_ = true;   // chain_ is no block's key.
   uint64_t chained_ = 0;  // Tokens that chain_ stands for, dropped ones too: the position of open_tokens_.
   std::vector<uint32_t> open_tokens_;  // Tokens in the block that is not full, since the last pruning.
-  std::vector<uint32_t> counts_;       // As head_counts.
-  uint32_t counted_tokens_ = 0;        // As padded_tokens.
+  std::vector<uint32_t> counts_;       // What head_counts() gives.
+  uint32_t counted_tokens_ = 0;        // What padded_tokens() gives.
   std::deque<Unsealed> unsealed_;      // Full blocks not sealed yet, in order; none after a pruning.
   std::optional<Pending<v1::PruneResult>> pruning_;
   std::optional<Pending<v1::CompactResult>> compacting_;

@@ -51,7 +51,7 @@ struct SharedChoice {
   double safeguard = 0.2;
   uint32_t most = UINT32_MAX;            // stay in a row at most; at least `kept`
   absl::Span<const uint32_t> discarded;  // marked items that leave every row besides, ascending
-  absl::Span<const IndexRange> absent;   // for each row, items that it has not; none: it has all
+  absl::Span<const IndexRange> absent;   // items that each row has not; empty: all have all
 };
 uint32_t LeastKept(uint32_t kept, double safeguard);
 // Victims ascending by row, of scores[row][item], those discarded and absent not among them; together they are rows * count

@@ -134,7 +134,7 @@ struct DeviceOperation {
   uint32_t most_tokens = 0;            // Compact with HEADS_ADA: what a head keeps at most; else 0.
   // The tokens of each plane of all ranks that are padding of a compaction before, [layers][heads of ranks]; empty: none.
   std::vector<scorers::IndexRange> padding;
-  uint64_t block_bytes = 0;  // With padding, bytes from the address of a block on that are the block's.
+  uint64_t block_bytes = 0;  // What a block has from its address on; 0 without padding.
   StagedSignals less;  // Compact with DISPOSITION_LESS: its weights, then the state before if there is one.
   bool lacks_blocks = false;  // `destinations` can't be leased yet, but may be later: it is not prepared.
 

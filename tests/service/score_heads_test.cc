@@ -12,7 +12,7 @@ namespace {
 
 using Refs = std::vector<uint64_t>;
 using Tokens = std::vector<uint32_t>;
-using Rows = std::vector<Tokens>;  // For each plane.
+using Rows = std::vector<Tokens>;  // One for each plane.
 
 constexpr uint32_t kPlanes = kLayers * kHeads;
 
