@@ -73,7 +73,8 @@ class ScoreWork {
   // `besides` is what it does beside its plans.
   absl::Status CheckTime(const DeviceOperation& operation, uint32_t rank,
                          const scorers::ScorePlan& besides = {}) const;
-  absl::Status CheckTime(double products, double seconds) const;
+  // `ranked`: scores that heads share a budget by, which takes the runner's time besides.
+  absl::Status CheckTime(double products, double seconds, double ranked = 0) const;
   absl::Status CheckWorkspace(const Part& part, size_t unkept_bytes) const;
 
   KvCompute& compute_;

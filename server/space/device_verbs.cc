@@ -23,7 +23,7 @@ using scorers::Scope;
 constexpr size_t kSharesOfQueue = 4;
 // An answer has at most so many scores or kept positions: it stays below gRPC's 4 MiB.
 constexpr uint64_t kMostNumbers = 262144;
-// Scores of tokens are ranked on the runner's thread, some 30 ns each.
+// Scores of tokens that heads share a budget by. They are ranked on the runner's thread, some 100 ns each.
 constexpr uint64_t kMostShared = 1 << 25;
 // Places of a compaction's tokens, those of padding among them.
 constexpr uint64_t kMostPlaces = 1 << 22;

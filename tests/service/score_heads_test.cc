@@ -366,6 +366,40 @@ TEST_F(HeadsTest, WhatCanNotBeIsRefused) {
   EXPECT_EQ(Run(engine_.get(), operation).code(), 0);
 }
 
+class ShortTimeTest : public ScoreTest {
+ protected:
+  ~ShortTimeTest() override { daemon_.reset(); }
+};
+
+// 1500 blocks of 4 tokens, 4 heads.
+TEST_F(ShortTimeTest, RankingTakesTime) {
+  options_.score_time_ms = 1;
+  slab_blocks_ = 96;
+  StartScoring(1);
+  v1::OpenSession request = ScoredRequest();
+  request.mutable_layout()->set_block_bytes(512);
+  const auto engine = OpenEngine(request, "engine");
+  Settle({engine.get()});
+  v1::Operation operation = CompactOp(engine->Lease(1500), 9);
+  v1::Compact* const compact = operation.mutable_compact();
+  compact->mutable_policy()->set_name("recency");
+  compact->set_scope(v1::SCOPE_HEAD);
+  EXPECT_EQ(Run(engine.get(),
+                [&] {
+                  v1::Operation alone = operation;
+                  alone.mutable_compact()->set_keep_sources(true);
+                  return alone;
+                }())
+                .code(),
+            0)
+      << "heads of equal lengths";
+  compact->set_heads(v1::HEADS_ADA);
+  const v1::OperationResult answer = Run(engine.get(), operation);
+  EXPECT_EQ(answer.code(), kResourceExhausted);
+  EXPECT_NE(answer.message().find(", and ranks 24000 scores of heads, about "), std::string::npos)
+      << answer.message();
+}
+
 class SmallWorkspaceTest : public HeadsTest {
  protected:
   void SetUp() override {
