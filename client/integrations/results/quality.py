@@ -219,6 +219,22 @@ def _equal_bytes_cells(where):
                    "budget": low_budget(share, bits) if low else pruning.PROMPT // share}
 
 
+# Heads that share a budget: (what each keeps, tokens that stay in a head on average, the longest list and so the sequence's length at most).
+# Of two neighbours as many stay in a head; the second and the third take as many bytes at most. Gemma 3 has one KV head a layer, which shares nothing.
+HEADS = (("equal", BUDGET // 2, BUDGET // 2), ("ada", BUDGET // 2, BUDGET), ("equal", BUDGET, BUDGET), ("ada", BUDGET, 2 * BUDGET))
+HEADS_MODEL, HEADS_OF = "SmolLM2 135M", ("keydiff", "snapkv", "chunkkv over snapkv", "compactor")
+
+
+def _heads_cells(where):
+    for place in where:
+        cell = {"model": HEADS_MODEL, "block": BLOCK, **place}
+        yield {**cell, "policy": "full", "budget": 0}
+        for name, (heads, budget, most) in itertools.product(HEADS_OF, HEADS):
+            policy, params = POLICIES[name]
+            most = {"most": most} if heads == "ada" else {}
+            yield {**cell, "name": name, "policy": policy, "params": params, "scope": "head", "heads": heads, "budget": budget, **most}
+
+
 def _cells(where):
     for place in where:
         for model in MODELS:
@@ -261,6 +277,15 @@ def low_perplexity_cells():
 
 def low_retrieval_cells():
     return _equal_bytes_cells(_prompts(DEPTHS[::2]))
+
+
+def heads_perplexity_cells():
+    """What is behind the prompt stays: heads that share a budget would drop it token by token, the others whole blocks of it."""
+    return ({**cell, "prunes": False} for cell in _heads_cells(_texts()))
+
+
+def heads_retrieval_cells():
+    return _heads_cells(_prompts(DEPTHS))
 
 
 def perplexity(lab, cell):
