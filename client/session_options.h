@@ -44,9 +44,10 @@ struct SessionOptions {
   bool warmup = false;             // The range is private scratch until FinishWarmup.
   GiveBack give_back = GiveBack::kNever;
   // The memory of the space may have holes, in front of which and behind which there are blocks (Session::mapped_ranges). With
-  // kAnyTime it is so anyway. Without it a space that has some is filled up first, or refuses the session.
+  // kAnyTime it is so anyway, but for a scheduler, which says what those that join its session do. Without it a space that has
+  // some is filled up first, or refuses the session.
   bool holes = false;
-  bool takes_holes() const { return holes || give_back == GiveBack::kAnyTime; }
+  bool takes_holes() const { return holes || (give_back == GiveBack::kAnyTime && !role.scheduler()); }
   // The most leased blocks that the magazine keeps: it starts with 16, and keeps twice as many after each
   // refill. A refill is due when fewer than half are left; beyond twice this number the surplus goes back. 0
   // to 65536; 0 makes every lease a round trip. Members that join keep none.

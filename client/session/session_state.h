@@ -74,7 +74,7 @@ struct SessionState {
   std::atomic<bool> away{false};    // The daemon is gone, and its successor may take the session over.
   mutable Mutex mu;
   absl::Status end_reason ABSL_GUARDED_BY(mu);
-  std::vector<MappedRange> mapped ABSL_GUARDED_BY(mu);  // By their first blocks; none touches the next.
+  std::vector<MappedRange> mapped ABSL_GUARDED_BY(mu);  // They are sorted; none touches the next.
 
   // Engine -> stream thread.
   std::atomic<uint64_t> completed_step{0};  // This member is done with it.

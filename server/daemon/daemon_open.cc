@@ -266,6 +266,11 @@ absl::StatusOr<std::unique_ptr<MemberLog>> Daemon::KeepMember(const Session& ses
 absl::Status Daemon::FillHoles(const std::shared_ptr<Space>& space, const std::atomic<bool>* given_up) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(options_.give_back_ms);
   const SpaceFacts& facts = space->facts;
+  {
+    // Most have none, and what they are about to give is no matter then.
+    SpaceLock lock(*space);
+    if (space->state.growth.in_order()) return absl::OkStatus();
+  }
   while (true) {
     absl::Status made = absl::ResourceExhaustedError("others have yet to map or unmap a slab");
     bool asks = false, leaving = false, fills = false;

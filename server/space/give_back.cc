@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -115,7 +116,12 @@ bool GiveBack::Look() {
   return false;
 }
 
-const GiveBack::Candidate* GiveBack::Best() const {
+const GiveBack::Candidate* GiveBack::Best() {
+  std::set<uint32_t> of_sinks;  // First blocks of their slabs.
+  for (const Session* session : sessions_) {
+    if (session->sink != kNullRef) of_sinks.insert(growth_.RowOf(session->sink.id).first_block);
+  }
+  for (Candidate& slab : looked_) slab.has_sink = of_sinks.contains(slab.blocks.first);
   const uint32_t needed = needed_blocks();
   const bool last_alone = this->last_alone();
   const Candidate* best = nullptr;
@@ -176,7 +182,9 @@ GiveBack::Next GiveBack::Step(Turn& turn, std::vector<Copy>* copies, std::vector
       if (PutBack()) return Next::kGoOn;
       return Wait(turn);
     }
-    if (pool_.going().size() > 0 && best->blocks != pool_.going() && best->in_use == 0) {
+    const auto current = std::find_if(looked_.begin(), looked_.end(),
+                                      [this](const Candidate& slab) { return slab.blocks == pool_.going(); });
+    if (current != looked_.end() && current->in_use > 0 && best->in_use == 0) {
       leaves_ = {};
       return Next::kGoOn;
     }

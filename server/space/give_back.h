@@ -146,8 +146,10 @@ class GiveBack {
   struct Candidate {
     BlockRange blocks;
     uint32_t in_use = 0, cached = 0;
+    bool has_sink = false;  // A session's sink stays as long as that: such a slab can't go.
     // Had it better go than another that was made later?
     bool operator<(const Candidate& other) const {
+      if (has_sink != other.has_sink) return !has_sink;
       return in_use != other.in_use ? in_use < other.in_use : cached < other.cached;
     }
   };
@@ -158,7 +160,7 @@ class GiveBack {
   // Counts on, a slice at a time. True: it has counted all slabs.
   bool Look();
   // The one that goes, of those that were counted; null: none can.
-  const Candidate* Best() const;
+  const Candidate* Best();
   // Fills `copies` with the next of the slab. True: the slab was gone through since the last time that it was said.
   bool Gather(Turn& turn, std::vector<Copy>* copies, std::vector<Eviction>* evictions);
   // Nothing can be done before `turn.now` has moved on.
@@ -179,8 +181,8 @@ class GiveBack {
       false;  // Ask was called, and Step has not said kDone since: what was vacated may have to be put back.
   uint32_t keep_slabs_ = UINT32_MAX;  // So many are to be left. UINT32_MAX: nobody asks.
   uint64_t until_ms_ = 0;
-  std::vector<Candidate>
-      looked_;  // As slabs were made, from the second on; the last one may be counted in part.
+  // All slabs but the first, as they were made; the last one may be counted in part.
+  std::vector<Candidate> looked_;
   bool looking_ = false;
   BlockRange leaves_;            // The blocks of the slab that was chosen.
   uint64_t look_ms_ = 0;         // Not before this time it looks again whether another slab had better go.

@@ -77,7 +77,8 @@ class Growth {
   Growth(const SpaceFacts* facts, BlockPool* pool);
 
   // ---- Slabs
-  const std::vector<SlabRow>& slabs() const { return slabs_; }  // In the order in which they were made.
+  // They are in the order in which they were made.
+  const std::vector<SlabRow>& slabs() const { return slabs_; }
   uint32_t entered() const { return entered_; }
   // True of a closed space whose slabs were taken, too.
   bool all_entered() const { return entered_ >= slabs_.size(); }

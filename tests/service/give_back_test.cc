@@ -1224,6 +1224,7 @@ TEST_F(HolesTest, TheSlabThatIsLetGoOfMeanwhileGoesInPlaceOfTheOneThatWasChosen)
 }
 
 TEST_F(HolesTest, ForAnEngineThatTakesNoHolesOnlyTheLastSlabGoes) {
+  options_.give_back_ms = 500;
   engines_take_holes_ = false;
   const auto a = Full(4);
   const uint64_t held = Hold(a.get(), 3);
@@ -1273,6 +1274,30 @@ TEST_F(HolesTest, AHoleIsFilledForAnEngineThatTakesNone) {
   EXPECT_EQ(old->Lease(3).size(), 3);
   EXPECT_EQ(a->Match({NameOfId(IdOf(held))}).groups(0).blocks(0), held);
   EXPECT_FALSE(a->peer->closed().has_value()) << *a->peer->closed();
+}
+
+TEST_F(HolesTest, AMemberThatTakesNoHolesDoesNotJoinASessionThatHasSome) {
+  const auto a = Full(4);
+  Hold(a.get(), 3);
+  std::unique_ptr<Engine> b;
+  ASSERT_TRUE(OpenB(10, &b).ok());
+  ASSERT_EQ(Left(*a), std::vector<uint32_t>{1});
+  const auto scheduler = Attach("scheduler");
+  v1::OpenSession request = OpenRequest("a");
+  request.mutable_role()->set_scheduler(true);
+  ASSERT_TRUE(scheduler->Open(request).ok());
+  engines_take_holes_ = false;
+  const auto rigid = Attach("rigid");
+  const absl::Status refused = rigid->Join(*scheduler, JoinRequest(*scheduler, 0, "a"));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("the member takes no holes"));
+  EXPECT_TRUE(rigid->peer->slabs().empty());
+  engines_take_holes_ = true;
+  const auto worker = Attach("worker");
+  ASSERT_TRUE(worker->Join(*scheduler, JoinRequest(*scheduler, 0, "a")).ok());
+  Settle({a.get(), worker.get()});
+  EXPECT_EQ(worker->peer->slabs().size(), 3);
+  EXPECT_EQ(scheduler->Lease(2).size(), 2);
 }
 
 TEST_F(HolesTest, ASlabInTheMiddleThatIsNotUnmappedInTimeIsTheSpacesAgain) {
