@@ -38,9 +38,11 @@ inline constexpr size_t kMaxCopyTickets = 4096;
 class BlockCopier {
  public:
   virtual ~BlockCopier() = default;
-  // Page-locks host memory, until the copier goes: it must stay mapped as long. Copies to and from memory that is not
+  // Page-locks host memory, until Unregister or the copier's end: it must stay mapped as long. Copies to and from memory that is not
   // page-locked are right, too, but slower, and Submit may wait for them. REQUIRES: no range of a copy lies partly in it.
   virtual absl::Status Register(uint64_t host_address, size_t bytes) = 0;
+  // INVALID_ARGUMENT: this copier has registered nothing that begins there. REQUIRES: no copy of it is under way.
+  virtual absl::Status Unregister(uint64_t host_address) = 0;
   // Memory that the copier of another GPU has registered, which locks it for all: this one makes use of that. REQUIRES: it stays
   // registered as long as copies of this one are under way.
   virtual void ShareRegistered(uint64_t host_address, size_t bytes) = 0;

@@ -49,6 +49,19 @@ class CudaBlockCopier : public BlockCopier {
     return absl::OkStatus();
   }
 
+  absl::Status Unregister(uint64_t host_address) override {
+    ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
+    MutexLock lock(&mu_);
+    const auto found = registered_.find(host_address);
+    if (found == registered_.end() || !found->second.registration.valid()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("no memory that begins at ", host_address, " is registered"));
+    }
+    RETURN_IF_ERROR(found->second.registration.Release("cuMemHostUnregister"));
+    registered_.erase(found);
+    return absl::OkStatus();
+  }
+
   void ShareRegistered(uint64_t host_address, size_t bytes) override {
     MutexLock lock(&mu_);
     registered_[host_address] = {.bytes = bytes, .registration = {}};

@@ -205,6 +205,29 @@ def test_engines_share_by_what_fills_their_pages(connector, gpu):
         attention()
 
 
+def test_an_idle_worker_gives_memory_back(connector, daemon, gpu):
+    """Another model is promised what the copies of this one have left."""
+    engine = Engine(connector, daemon, gpu.alloc(BLOCKS * LAYERS * PAGE))
+    engine.begin(copies=[engine.copy([1])])
+    engine.done()
+    session = engine.session
+    most = (64 << 20) // session.block_stride_bytes
+    session.lease(most - 100, timeout=30).release()
+    session.flush()
+    engine.begin(copies=[engine.copy([2])])  # It locks all of it.
+    engine.done()
+    member, before = engine.transfer.session, engine.transfer.session.mapped_blocks
+    layout = kvpool.Layout([kvpool.LayerGroup(name="full", layers=[0], tokens_per_block=16)], block_bytes=64 << 10, encoding="opaque")
+    with kvpool.Session(layout, "another model", socket=daemon.socket, device_uuids=["host"], guaranteed_blocks=400, open_timeout=30):
+        assert member.mapped_blocks < before
+        assert not gpu.is_page_locked(member.base + member.mapped_blocks * member.block_stride_bytes)
+        engine.begin(copies=[engine.copy([3])])
+        engine.done()
+    assert engine.transfer.report().not_copied == set()
+    engine.transfer.shutdown()
+    session.close()
+
+
 def test_its_end_waits_for_the_copy_under_way_and_begins_no_other(connector, daemon, gpu):
     memory = gpu.alloc(BLOCKS * LAYERS * PAGE)
     engine = Engine(connector, daemon, memory)

@@ -29,6 +29,11 @@ class PyBlockCopier {
     const GilRelease released;
     Check(copier.Register(address, bytes));
   }
+  void Unregister(uint64_t address) {
+    BlockCopier& copier = open();
+    const GilRelease released;
+    Check(copier.Unregister(address));
+  }
   PyStreamPoint Record(uint64_t cuda_stream) {
     BlockCopier& copier = open();
     const GilRelease released;
@@ -80,10 +85,13 @@ void BindCopies(nb::module_& module) {
            "`device`: the GPU's number in this process, as PyTorch counts. UnavailableError: no driver, or "
            "no\n"
            "GPU. UnimplementedError: built without CUDA.")
-      .def("register_host", &PyBlockCopier::Register, nb::arg("address"), nb::arg("bytes"),
-           "Page-locks host memory until close(), so that copies are fast. It must stay mapped as long, and "
-           "no\n"
-           "copy may lie partly in it. An error leaves copies right, and slower.")
+      .def(
+          "register_host", &PyBlockCopier::Register, nb::arg("address"), nb::arg("bytes"),
+          "Page-locks host memory until unregister_host() or close(), so that copies are fast. It must stay\n"
+          "mapped as long, and no copy may lie partly in it. An error leaves copies right, and slower.")
+      .def("unregister_host", &PyBlockCopier::Unregister, nb::arg("address"),
+           "Unlocks what was registered from this address on. No copy of it is under way.\n"
+           "InvalidArgumentError: nothing was.")
       .def(
           "record", &PyBlockCopier::Record, nb::arg("cuda_stream"),
           "The point behind what is on the stream now (a cudaStream_t). ResourceExhaustedError: 4096 points\n"

@@ -90,6 +90,9 @@ class HostPages:
     def leave(self) -> None:
         pass
 
+    def leave_slabs(self, session: kvpool.Session) -> None:
+        pass  # They go by themselves.
+
     def point(self) -> None:
         pass  # The kernels of the steps so far are done.
 
@@ -120,26 +123,37 @@ class Region(NamedTuple):
 
 class DevicePages:
     """`regions`: of each group. `stream`: answers the stream that vLLM's kernels are on, as a number. The session's memory is page-locked as it
-    grows, and so not given back while the session lives."""
+    grows, and unlocked before it is given back."""
 
-    give_back = "never"
+    give_back = "by_call"
 
     def __init__(self, device: int, regions: Sequence[Region], stream: Callable[[], int]) -> None:
         self._device, self._regions, self._stream = device, regions, stream
         kvpool.BlockCopier(device).close()  # An engine does not start on a GPU that kvpool can't reach.
         self._copier: kvpool.BlockCopier | None = None
-        self._locked_blocks = 0
+        self._locked: list[tuple[int, int]] = []  # The first block and the one behind the last of each range, in order.
+        self._locked_blocks = 0  # All below were looked at.
         self._is_slow = False  # And that was said.
 
     def join(self, pool: Pool) -> None:
         self._copier = kvpool.BlockCopier(self._device)
-        self._locked_blocks = 0
+        self._locked, self._locked_blocks = [], 0
 
     def leave(self) -> None:
         """REQUIRES: the pool's memory is mapped still."""
         if self._copier is not None:
             self._copier.close()
             self._copier = None
+
+    def leave_slabs(self, session: kvpool.Session) -> None:
+        """Gives back what is asked back. REQUIRES: no copy is under way."""
+        while self._copier is not None and self._locked and self._locked[-1][1] > session.capacity_blocks:
+            first, _ = self._locked[-1]
+            self._copier.unregister_host(session.base + first * session.block_stride_bytes)
+            self._locked.pop()
+            self._locked_blocks = first  # What stays of it is locked again at the next copy.
+        self._locked_blocks = min(self._locked_blocks, session.capacity_blocks)
+        session.give_back_slabs()
 
     def point(self) -> kvpool.StreamPoint:
         """Behind the kernels of the steps so far: they fill what is saved, and may read yet what is loaded over."""
@@ -203,6 +217,7 @@ class DevicePages:
         stride = session.block_stride_bytes
         try:
             self._copier.register_host(session.base + first * stride, (last - first) * stride)
+            self._locked.append((first, last))
         except kvpool.KvpoolError as error:
             if not self._is_slow:
                 logger.warning("kvpoold's memory can't be page-locked, and copies are slower: %s", error)

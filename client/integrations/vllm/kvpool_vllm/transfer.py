@@ -3,7 +3,7 @@
 A load's block that is another than its key says, or damaged, is reported with the load, and vLLM computes it. Until a load is reported no step
 reads its blocks, and vLLM gives them to nobody else, whatever becomes of the request.
 
-A thread of its own copies (pages.py), loads before what is to be saved.
+A thread of its own copies (pages.py), loads before what is to be saved. Between two jobs it gives memory back that the daemon asks for.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ logger = init_logger("vllm.kvpool")
 
 _WORD = 8
 _JOIN_S = 5.0  # Longest wait for the daemon that the scheduler has just talked to.
+_LOOK_S = 0.05  # How often the thread looks whether slabs are asked back, while it has nothing to copy; who wants them waits for seconds.
 _IDLE_S = 0.005  # How long a step that computes nothing waits for a load: new requests wait as long.
 
 
@@ -61,6 +62,7 @@ class Transfer:
         self._numbers = itertools.count()
         self._under_way = 0  # Jobs that were not taken as done.
         self._changed = threading.Condition()
+        self._member = threading.Lock()  # Held while the session is another, or gives memory back.
         self._done: list[tuple[Load | Copy, list[int], list[int]]] = []  # (job, its blocks that failed, refs that are damaged).
         self._copied: dict[int, int] = {}  # For the next report.
         self._not_copied: set[int] = set()
@@ -83,7 +85,8 @@ class Transfer:
             self.refused = invitation.session
             return
         session.begin_step()  # It is never done: nobody but _leave, behind the thread's end, closes the session.
-        self.session, self.pool, self.number = session, pool, invitation.session
+        with self._member:
+            self.session, self.pool, self.number = session, pool, invitation.session
 
     def take_tensors(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Takes vLLM's KV cache, of which each group's layers are one region."""
@@ -141,8 +144,14 @@ class Transfer:
     # ---- The thread
 
     def _work(self) -> None:
-        while (taken := self._jobs.get()[2:])[0] is not None:
-            job, point = taken
+        while True:
+            self._give_back()
+            try:
+                job, point = self._jobs.get(timeout=_LOOK_S)[2:]
+            except queue.Empty:
+                continue
+            if job is None:
+                return
             bad: list[int] = []
             try:
                 if isinstance(job, Load):
@@ -153,6 +162,16 @@ class Transfer:
                 logger.exception("blocks could not be copied")
                 bad = list(range(len(job.blocks)))
             self._finish(job, [job.blocks[i] for i in bad], [job.refs[i] for i in bad])
+
+    def _give_back(self) -> None:
+        """REQUIRES: no copy is under way."""
+        with self._member:
+            if self.session is None or self.session.slabs_asked_back == 0:
+                return
+            try:
+                self.pages.leave_slabs(self.session)
+            except kvpool.KvpoolError as error:  # The daemon goes on without them, and says who keeps them.
+                logger.error("memory is not given back: %s", error)
 
     def _finish(self, job: Load | Copy, failed: list[int], damaged: list[int]) -> None:
         with self._changed:
@@ -206,13 +225,14 @@ class Transfer:
         return report
 
     def _leave(self) -> None:
-        if self.session is not None:
+        with self._member:
+            session, self.session, self.pool = self.session, None, None
+            if session is None:
+                return
             self.pages.leave()
-            self.pool = None
-            if self.terms.ranks == 1:
-                leave(self.session, logger)
-            # Else others may copy still: a member that hangs up leaves the blocks to them, and the last process frees them.
-            self.session = None
+        if self.terms.ranks == 1:
+            leave(session, logger)
+        # Else others may copy still: a member that hangs up leaves the blocks to them, and the last process frees them.
 
     def shutdown(self) -> None:
         self._jobs.put((-1, 0, None, None))  # Before all that waits: nobody would hear of it.
