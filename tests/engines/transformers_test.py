@@ -549,10 +549,10 @@ def test_trained_gates_foresee_what_kvzip_says(daemon, tmp_path, policy, form):
     model, ask = llama(), torch.tensor([5, 6, 7])
     how = train_gates.Training(policy=policy, model=form, units=16, steps=150, ridge=10.0)
     texts = [words(200, seed)[0] for seed in range(10)]
-    trained = train_gates.train(model, texts, ask, how, held=1)
+    seen = [train_gates.observe(model, text, ask, how.chunk) for text in texts]
+    trained = train_gates.train(model, seen, how, held=1)
     trained.save(tmp_path / "gates.safetensors")
     (weights,) = load_file(tmp_path / "gates.safetensors").values()
-    seen = train_gates.observe(model, texts[9], ask, how.chunk)
     with open_session(model, signals=True, socket=daemon.socket) as session, torch.no_grad():
         found = []
         for each in (weights, torch.randn(weights.shape, generator=torch.Generator().manual_seed(1))):
@@ -560,13 +560,56 @@ def test_trained_gates_foresee_what_kvzip_says(daemon, tmp_path, policy, form):
                 model(texts[9][None], past_key_values=cache)
                 scores = cache._sequence.score(cache._scorer(lent), scope="head", token_scores=True).token_scores
                 scores = torch.tensor(scores).unflatten(0, (3, 2))
-                found.append(sum(train_gates._rank_correlation(ours.T, train_gates._target(layer, policy)) for ours, layer in zip(scores, seen)) / 3)
+                found.append(sum(train_gates._rank_correlation(ours.T, train_gates._target(layer, policy)) for ours, layer in zip(scores, seen[9])) / 3)
     assert found[0] == pytest.approx(trained.rank, abs=2e-3) and found[0] > 0.35 and found[0] > found[1] + 0.2, found
     for wrong, message in (({"policy": "kvzip"}, "policy is 'kvzip'; must be kvzap or fast_kvzip"), ({"model": "cubic"}, "model is 'cubic'; must be linear or mlp")):
         with pytest.raises(ValueError, match=message):
-            train_gates.train(model, texts, ask, dataclasses.replace(how, **wrong))
+            train_gates.train(model, seen, dataclasses.replace(how, **wrong))
     with pytest.raises(ValueError, match="held is 10; must be 0 to 9"):
-        train_gates.train(model, texts, ask, how, held=10)
+        train_gates.train(model, seen, how, held=10)
+
+
+def test_passkeys_are_hidden_and_asked_for():
+    def tokenize(text):
+        return [ord(letter) for letter in text]
+
+    text = [1000 + i for i in range(50)]
+    ids, answers = train_gates.hide_passkeys(tokenize, text, seed=3, keys=3, words=2)
+    assert [i for i in ids.tolist() if i >= 1000] == text and ids[0] == 1000 and len(answers) == len(ids)
+    told = "".join(chr(i) if i < 1000 else "#" for i in ids.tolist())
+    for number in (1, 2, 3):
+        hidden, asked = told.split(f"asskey number {number} is:")[1:]
+        assert hidden.split(".")[0] == asked.split(".")[0] and hidden.startswith(" ")
+    assert "".join(letter for letter, answer in zip(told, answers) if answer).count(".") == 3
+    assert len(train_gates.hide_passkeys(tokenize, [7], seed=1, keys=1)[0]) > 1  # A text of one token has room behind it.
+
+
+def test_heads_that_look_back_stay_retrieval_heads(daemon):
+    """Of a model's heads whose keys are zero none looks anywhere in particular; the others do, and moving them costs."""
+    model = llama()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.k_proj.weight[16:] = 0
+            layer.self_attn.v_proj.weight[16:] = 0
+            layer.self_attn.k_proj.weight[:16] *= 3
+    cases = [train_gates.hide_passkeys(lambda text: [1 + ord(letter) for letter in text], words(100, seed)[0].tolist(), seed, keys=2, words=1) for seed in range(3)]
+    wanted = [parameter.requires_grad for parameter in model.parameters()]
+    trained = train_gates.train_heads(model, cases, train_gates.Training(policy="duo_attention", steps=25, rate=0.08, recent=32, penalty=0.01))
+    heads = trained.weights.reshape(3, 2)
+    assert (heads[:, 1] == 0).all() and (heads[:, 0] > 0).any() and heads.max() <= 1, heads
+    assert [parameter.requires_grad for parameter in model.parameters()] == wanted and model.config._attn_implementation == "sdpa"
+    assert trained.params == {"sinks": 16, "recent": 32}
+    # The daemon takes them: a retrieval head keeps its most recent tokens, the others their ends.
+    ids = prompt(150)
+    with open_session(model, signals=True, socket=daemon.socket) as session, torch.no_grad():
+        whole = KvPoolCache(session)
+        model(ids, past_key_values=whole)
+        cache = KvPoolCache(session, policy="duo_attention", params=trained.params, budget=48, scope="head", weights=(heads > 0).float())
+        model(ids, past_key_values=cache)
+        for layer in range(3):
+            for head in range(2):
+                places = [*range(102, 150)] if heads[layer, head] > 0 else [*range(16), *range(118, 150)]
+                assert torch.equal(resident_keys(cache, layer)[head], resident_keys(whole, layer)[head, places])
 
 
 def test_positions_go_on_where_tokens_were_dropped(daemon):

@@ -37,7 +37,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from kvpool_transformers.model import pooled_layers
 
 _NAME = "kvpool_train_gates"
-_REPEAT = "\n\nRepeat the previous context exactly.\n"
+REPEAT = "\n\nRepeat the previous context exactly.\n"
 _MOST_DIM = 16  # Of fast_kvzip's queries and keys: kMostDim of fast_kvzip.h.
 
 
@@ -239,31 +239,27 @@ def _rank_correlation(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return float(((a * b).sum(0) / (a.norm(dim=0) * b.norm(dim=0))).mean())
 
 
-def train(model: transformers.PreTrainedModel, texts: Sequence[torch.Tensor], ask: torch.Tensor, how: Training, held: int = 0) -> Trained:
-    """Weights of kvzap or fast_kvzip, from texts of token ids; `ask` are the ids that ask for a text again.
-
-    The last `held` texts are not learned from, but measured.
-    """
+def train(model: transformers.PreTrainedModel, seen: Sequence[Sequence[Seen]], how: Training, held: int = 0) -> Trained:
+    """Weights of kvzap or fast_kvzip, from what `observe` says of texts. The last `held` of them are not learned from, but measured."""
     if how.policy not in ("kvzap", "fast_kvzip"):
         raise ValueError(f"policy is '{how.policy}'; must be kvzap or fast_kvzip")
     if how.model not in ("linear", "mlp"):
         raise ValueError(f"model is '{how.model}'; must be linear or mlp")
-    if not 0 <= held < len(texts):
-        raise ValueError(f"held is {held}; must be 0 to {len(texts) - 1}: of {len(texts)} texts one is learned from")
+    if not 0 <= held < len(seen):
+        raise ValueError(f"held is {held}; must be 0 to {len(seen) - 1}: of {len(seen)} texts one is learned from")
     torch.manual_seed(how.seed)
     config = model.config.get_text_config(decoder=True)
-    kv_heads = config.num_key_value_heads
-    seen = [observe(model, ids, ask, how.chunk) for ids in texts]
+    learned = len(seen) - held
     weights, ranks, errors, variances = [], [], 0.0, 0.0
-    for layer in range(len(seen[0])):
-        of_texts = [(text[layer].hidden.float(), _target(text[layer], how.policy)) for text in seen]
-        x, y = (torch.cat(parts) for parts in zip(*of_texts[:len(texts) - held]))
+    for of_layer in zip(*seen):
+        texts = [(text.hidden.float(), _target(text, how.policy)) for text in of_layer]
+        x, y = (torch.cat(parts) for parts in zip(*texts[:learned]))
         if how.policy == "fast_kvzip":
-            of_layer, foresee = _gate(x, y, how, config.num_attention_heads // kv_heads)
+            numbers, foresee = _gate(x, y, how, config.num_attention_heads // config.num_key_value_heads)
         else:
-            of_layer, foresee = (_linear if how.model == "linear" else _mlp)(x, y, how)
-        weights.append(of_layer)
-        for x, y in of_texts[len(texts) - held:]:
+            numbers, foresee = (_linear if how.model == "linear" else _mlp)(x, y, how)
+        weights.append(numbers)
+        for x, y in texts[learned:]:
             ours = foresee(x)
             ranks.append(_rank_correlation(ours, y))
             errors += float((ours - y).square().sum())
@@ -381,7 +377,8 @@ def main() -> None:
         trained = train_heads(model, [hide_passkeys(tokenize, text.tolist(), how.seed + i) for i, text in enumerate(texts)], how)
         print(f"{int((trained.weights >= 0.5).sum())} of {len(trained.weights)} heads are at 0.5 or above")
     else:
-        trained = train(model, texts, torch.tensor(tokenize(_REPEAT)), how, given.held)
+        ask = torch.tensor(tokenize(REPEAT))
+        trained = train(model, [observe(model, text, ask, how.chunk) for text in texts], how, given.held)
         print(f"rank correlation with KVzip's scores of other texts: {trained.rank:.2f}; share of variance foreseen: {trained.r2:.2f}")
     trained.save(given.output)
     print(f"{time.monotonic() - began:.0f} s; params={trained.params}")
