@@ -166,7 +166,7 @@ def _gates_path(cell, name):
 
 
 def gates(lab, cell):
-    """Trains them, and keeps them beside the figures: seconds of one thread, those of KVzip's scores apart, and what Trained says."""
+    """Trains them, and keeps them beside the figures: seconds of a processor, those of KVzip's scores apart, and what Trained says."""
     how, tokenize = GATES[cell["gates"]], lab.tokenizer(cell)
 
     def windows(count, tokens):
@@ -177,21 +177,21 @@ def gates(lab, cell):
         return AutoModelForCausalLM.from_pretrained(MODELS[cell["model"]][0], dtype=torch.float32).eval()
 
     def observe():
-        began, ask = time.monotonic(), torch.tensor(tokenize(train_gates.REPEAT, special=False))
+        began, ask = time.process_time(), torch.tensor(tokenize(train_gates.REPEAT, special=False))
         seen = [train_gates.observe(model, torch.tensor(ids), ask, how.chunk) for ids in windows(GATE_WINDOWS, GATE_TOKENS)]
-        return seen, time.monotonic() - began
+        return seen, time.process_time() - began
 
     model, observing = lab.once(("model in f32", cell["model"]), load), 0.0
     if how.policy != "duo_attention":
         seen, observing = lab.once(("record", "gates", cell["model"]), observe)
-    began = time.monotonic()
+    began = time.process_time()
     if how.policy == "duo_attention":
         trained = train_gates.train_heads(model, [train_gates.hide_passkeys(lambda text: tokenize(text, special=False), ids, i)
                                                   for i, ids in enumerate(windows(HEAD_WINDOWS, HEAD_TOKENS))], how)
     else:
         trained = train_gates.train(model, seen, how, GATE_HELD)
     trained.save(_gates_path(cell, cell["gates"]))
-    return {"observing": observing, "seconds": time.monotonic() - began, "weights": len(trained.weights), "rank": trained.rank, "r2": trained.r2,
+    return {"observing": observing, "seconds": time.process_time() - began, "weights": len(trained.weights), "rank": trained.rank, "r2": trained.r2,
             "retrieval_heads": int((trained.weights >= 0.5).sum()) if how.policy == "duo_attention" else 0}
 
 
