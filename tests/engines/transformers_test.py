@@ -612,6 +612,26 @@ def test_heads_that_look_back_stay_retrieval_heads(daemon):
                 assert torch.equal(resident_keys(cache, layer)[head], resident_keys(whole, layer)[head, places])
 
 
+def test_gates_are_trained_by_a_program(tmp_path, capsys):
+    """As a user runs it, with a tokenizer of single letters."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    letters = {chr(code): code - 31 for code in range(32, 127)} | {"?": 0}
+    tokenizer = Tokenizer(models.WordLevel(letters, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
+    llama().save_pretrained(tmp_path)
+    text, output = tmp_path / "text.txt", tmp_path / "gates.safetensors"
+    text.write_text("".join(chr(32 + i * i % 90) for i in range(1000)))
+    for policy, floats, says in (("kvzap", 3 * 2 * 65, "rank correlation with KVzip's scores of other texts: "), ("duo_attention", 6, " of 6 heads are at 0.5 or above")):
+        given = [f"--model={tmp_path}", f"--text={text}", f"--policy={policy}", f"--output={output}", "--windows=4", "--tokens=60", "--held=1", "--steps=2"]
+        train_gates.main(given)
+        assert says in capsys.readouterr().out
+        assert load_file(output)["weights"].shape == (floats,)
+    with pytest.raises(SystemExit):
+        train_gates.main([*given, "--windows=17"])
+    assert "the texts have 1000 tokens; 17 windows take 1020" in capsys.readouterr().err
+
+
 def test_positions_go_on_where_tokens_were_dropped(daemon):
     """triattention scores from the newest token's position: told in full weights, another position keeps other tokens."""
     model, ids = llama(), prompt(150)

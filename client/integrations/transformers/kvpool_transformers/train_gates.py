@@ -347,7 +347,7 @@ def train_heads(model: transformers.PreTrainedModel, cases: Sequence[tuple[torch
     return Trained(heads.detach().flatten(), {"sinks": how.sinks, "recent": how.recent})
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="a name or a folder that Transformers loads")
     parser.add_argument("--text", required=True, action="append", type=pathlib.Path, help="a text to train on; may be given several times")
@@ -359,7 +359,7 @@ def main() -> None:
         name = "form" if field.name == "model" else field.name
         parser.add_argument(f"--{name}", dest=f"how_{field.name}", type=type(field.default), default=field.default,
                             help="of kvzap: linear or mlp" if name == "form" else None)
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     how = Training(**{field.name: getattr(given, f"how_{field.name}") for field in dataclasses.fields(Training)})
     tokenizer = transformers.AutoTokenizer.from_pretrained(given.model)
     model = transformers.AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32).eval()
