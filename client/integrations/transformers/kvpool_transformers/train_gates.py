@@ -129,7 +129,8 @@ def observe(model: transformers.PreTrainedModel, ids: torch.Tensor, ask: torch.T
             cache = transformers.DynamicCache(config=model.config.get_text_config(decoder=True))
             model(ids[None], past_key_values=cache, logits_to_keep=1)
             heads = model.config.get_text_config(decoder=True).num_key_value_heads
-            seen.update({i: Seen(inputs[i], *(torch.zeros(heads, tokens) for _ in range(2))) for i in pooled})
+            hidden = torch.stack([inputs[i] for i in pooled])  # One tensor, since many small ones that stay would leave holes in memory.
+            seen.update({i: Seen(of_layer, *(torch.zeros(heads, tokens) for _ in range(2))) for i, of_layer in zip(pooled, hidden)})
             for first in range(0, tokens, chunk):
                 again = torch.cat([ask, ids[first:first + chunk]])
                 model(again[None], past_key_values=copy.deepcopy(cache), logits_to_keep=1)
@@ -147,11 +148,11 @@ def _score(seen: Seen, query: torch.Tensor, key: torch.Tensor, value: torch.Tens
     logits = torch.einsum("hgqd,htd->hgqt", query.reshape(kv_heads, -1, queries, dim).float(), key.float()) * scale
     logits.masked_fill_(torch.arange(keys) > torch.arange(keys - queries, keys)[:, None], -torch.inf)
     attention = logits.softmax(-1)[..., :tokens]
-    seen.peak = torch.maximum(seen.peak, attention.amax((1, 2)))
+    torch.maximum(seen.peak, attention.amax((1, 2)), out=seen.peak)  # In place: of what stays nothing is allocated among what goes.
     attention = attention / inputs.float().norm(dim=-1)[:, None]
     written = output.float().unflatten(1, (kv_heads, -1, value.shape[2]))  # [hidden, kv_heads, group, dim]
     norms = torch.linalg.norm(torch.einsum("ohgd,htd->hgto", written, value.float()), dim=-1)
-    seen.plus = torch.maximum(seen.plus, (attention.amax(2) * norms).amax(1))
+    torch.maximum(seen.plus, (attention.amax(2) * norms).amax(1), out=seen.plus)
 
 
 # ---- kvzap
