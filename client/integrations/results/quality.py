@@ -48,6 +48,7 @@ POLICIES = {  # What a row is called: (policy, parameters).
     "criticalkv over snapkv": ("criticalkv", {"norm": "l2"}),
     "kvzip": ("kvzip", {}),
     "kvzap, linear": ("kvzap", {"model": "linear"}),
+    "kvzap, linear, sinks": ("kvzap", {"model": "linear"}),
     "kvzap, mlp": ("kvzap", {"model": "mlp"}),
     "fast_kvzip": ("fast_kvzip", {}),
     "duo_attention": ("duo_attention", {"sinks": 16, "recent": 64}),
@@ -75,6 +76,7 @@ GATES = {
     "fast_kvzip": train_gates.Training(policy="fast_kvzip"),
     "duo_attention": train_gates.Training(policy="duo_attention", steps=36, rate=0.05),
 }
+GATED = {name: (name, {}) for name in GATES} | {"kvzap, linear, sinks": ("kvzap, linear", {"protection": kvpool.Protection(first_tokens=4)})}
 GATE_WINDOWS, GATE_TOKENS, GATE_HELD = 18, 1024, 2
 HEAD_WINDOWS, HEAD_TOKENS = 12, 512  # Of duo_attention, before passkeys are hidden in them.
 
@@ -178,7 +180,8 @@ def gates(lab, cell):
 
     def observe():
         began, ask = time.process_time(), torch.tensor(tokenize(train_gates.REPEAT, special=False))
-        seen = [train_gates.observe(model, torch.tensor(ids), ask, how.chunk) for ids in windows(GATE_WINDOWS, GATE_TOKENS)]
+        seen = [train_gates.observe(model, torch.tensor(ids), ask, how.chunk) for ids in windows(GATED = {name: (name, {}) for name in GATES} | {"kvzap, linear, sinks": ("kvzap, linear", {"protection": kvpool.Protection(first_tokens=4)})}
+GATE_WINDOWS, GATE_TOKENS)]
         return seen, time.process_time() - began
 
     model, observing = lab.once(("model in f32", cell["model"]), load), 0.0
@@ -209,8 +212,9 @@ def _options(lab, cell, record):
         if not hasattr(record, "expected"):
             record.expected = _calibrated(lab, cell, record.told)
         return {"weights": record.expected}
-    if cell.get("name") in GATES:
-        return {"weights": load_file(_gates_path(cell, cell["name"]))["weights"]}
+    if cell.get("name") in GATED:
+        gates, protected = GATED[cell["name"]]
+        return {"weights": load_file(_gates_path(cell, gates))["weights"], **protected}
     if policy in CALIBRATED:
         return {"weights": lab.once(("weights", cell["model"], policy), lambda: _of_another_text(lab, cell))}
     if policy == "criticalkv":
