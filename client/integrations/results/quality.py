@@ -50,6 +50,7 @@ POLICIES = {  # What a row is called: (policy, parameters).
     "kvzap, linear": ("kvzap", {"model": "linear"}),
     "kvzap, linear, sinks": ("kvzap", {"model": "linear"}),
     "kvzap, mlp": ("kvzap", {"model": "mlp"}),
+    "kvzap, mlp, sinks": ("kvzap", {"model": "mlp"}),
     "fast_kvzip": ("fast_kvzip", {}),
     "duo_attention": ("duo_attention", {"sinks": 16, "recent": 64}),
     "random": ("random", {}),
@@ -76,7 +77,8 @@ GATES = {
     "fast_kvzip": train_gates.Training(policy="fast_kvzip"),
     "duo_attention": train_gates.Training(policy="duo_attention", steps=36, rate=0.05),
 }
-GATED = {name: (name, {}) for name in GATES} | {"kvzap, linear, sinks": ("kvzap, linear", {"protection": kvpool.Protection(first_tokens=4)})}
+GATED = {name: (name, {}) for name in GATES} | {  # What a row is called: (weights, what its cache is told besides).
+    f"{name}, sinks": (name, {"protection": kvpool.Protection(first_tokens=4)}) for name in ("kvzap, linear", "kvzap, mlp")}
 GATE_WINDOWS, GATE_TOKENS, GATE_HELD = 18, 1024, 2
 HEAD_WINDOWS, HEAD_TOKENS = 12, 512  # Of duo_attention, before passkeys are hidden in them.
 
@@ -180,8 +182,7 @@ def gates(lab, cell):
 
     def observe():
         began, ask = time.process_time(), torch.tensor(tokenize(train_gates.REPEAT, special=False))
-        seen = [train_gates.observe(model, torch.tensor(ids), ask, how.chunk) for ids in windows(GATED = {name: (name, {}) for name in GATES} | {"kvzap, linear, sinks": ("kvzap, linear", {"protection": kvpool.Protection(first_tokens=4)})}
-GATE_WINDOWS, GATE_TOKENS)]
+        seen = [train_gates.observe(model, torch.tensor(ids), ask, how.chunk) for ids in windows(GATE_WINDOWS, GATE_TOKENS)]
         return seen, time.process_time() - began
 
     model, observing = lab.once(("model in f32", cell["model"]), load), 0.0
