@@ -52,6 +52,7 @@ POLICIES = {  # What a row is called: (policy, parameters).
     "kvzap, mlp": ("kvzap", {"model": "mlp"}),
     "kvzap, mlp, sinks": ("kvzap", {"model": "mlp"}),
     "fast_kvzip": ("fast_kvzip", {}),
+    "fast_kvzip, recent=128": ("fast_kvzip", {"recent": 128}),
     "duo_attention": ("duo_attention", {"sinks": 16, "recent": 64}),
     "random": ("random", {}),
 }
@@ -77,8 +78,10 @@ GATES = {
     "fast_kvzip": train_gates.Training(policy="fast_kvzip"),
     "duo_attention": train_gates.Training(policy="duo_attention", steps=36, rate=0.05),
 }
-GATED = {name: (name, {}) for name in GATES} | {  # What a row is called: (weights, what its cache is told besides).
-    f"{name}, sinks": (name, {"protection": kvpool.Protection(first_tokens=4)}) for name in ("kvzap, linear", "kvzap, mlp")}
+GATED = {name: (name, {}) for name in GATES} | {  # (Weights, what a cache is told besides).
+    "fast_kvzip, recent=128": ("fast_kvzip", {}),
+    # Its own window, and sinks, which KVzip+ holds to be worth nothing.
+    **{f"{name}, sinks": (name, {"protection": kvpool.Protection(first_tokens=4, last_tokens=128)}) for name in ("kvzap, linear", "kvzap, mlp")}}
 GATE_WINDOWS, GATE_TOKENS, GATE_HELD = 18, 1024, 2
 HEAD_WINDOWS, HEAD_TOKENS = 12, 512  # Of duo_attention, before passkeys are hidden in them.
 
