@@ -12,6 +12,9 @@
 // blocks that were not sealed by then stay private. A salt that counts from a later token on counts from the
 // first pruning on at the latest.
 //
+// A compaction with HEADS_ADA leaves *padding* behind the tokens of some heads. The class tells the next one of it, and refuses
+// with FAILED_PRECONDITION what would take padding for tokens: Prune, Score, and a Compact with equal heads.
+//
 // Thread-compatible: the thread that uses the session at the time uses it. Destroy it before the session.
 #ifndef KVPOOL_CLIENT_LIVE_SEQUENCE_H_
 #define KVPOOL_CLIENT_LIVE_SEQUENCE_H_
@@ -68,6 +71,12 @@ class LiveSequence {
   uint32_t tokens() const { return tokens_; }
   // Tokens that still fit.
   uint32_t room() const { return static_cast<uint32_t>(blocks_.size()) * tokens_per_block_ - tokens_; }
+  // How many of the first padded_tokens() tokens each plane has, [layers][kv heads of all ranks]; the rest of them is padding.
+  // Empty: there is none.
+  absl::Span<const uint32_t> head_counts() const { return counts_; }
+  uint32_t padded_tokens() const { return counted_tokens_; }
+  // FAILED_PRECONDITION: it has padding.
+  absl::Status CheckUnpadded() const;
   // The blocks that hold tokens, for verbs of score.proto.
   v1::Sequence ToProto() const;
   // FAILED_PRECONDITION: a prune or compact of it is not finished.
@@ -86,7 +95,8 @@ class LiveSequence {
   // there are none. Where a key has a block already, the sequence keeps its own.
   absl::StatusOr<std::optional<PendingSeal>> Seal(uint64_t after = kCurrentStep);
 
-  // ---- Holding a budget. All of `request.sequence` but `fresh` is filled in here. The table stays the same until
+  // ---- Holding a budget. All of `request.sequence` but `fresh` is filled in here, and so are `counts` and `counted_tokens` of
+  // `request.ada`. The table stays the same until
   // the answer was waited for. DEADLINE_EXCEEDED of Prune or Compact: call FinishPrune or FinishCompact to wait
   // again; the answer of a Score that runs out of time is lost, and StartScore is for those who need it. The
   // table also stays with Prune.dry_run and Compact.keep_sources.
@@ -121,6 +131,8 @@ class LiveSequence {
   bool at_root_ = true;   // chain_ is no block's key.
   uint64_t chained_ = 0;  // Tokens that chain_ stands for, dropped ones too: the position of open_tokens_.
   std::vector<uint32_t> open_tokens_;  // Tokens in the block that is not full, since the last pruning.
+  std::vector<uint32_t> counts_;       // What head_counts() gives.
+  uint32_t counted_tokens_ = 0;        // What padded_tokens() gives.
   std::deque<Unsealed> unsealed_;      // Full blocks not sealed yet, in order; none after a pruning.
   std::optional<Pending<v1::PruneResult>> pruning_;
   std::optional<Pending<v1::CompactResult>> compacting_;

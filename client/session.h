@@ -149,7 +149,9 @@ class Session {
   // Maps the pool over the scratch and tells the daemon. REQUIRES: the caller's work on the scratch is done.
   absl::Status FinishWarmup();
   // Unmaps the slabs that are asked back, and answers their bytes; see GiveBack::kByCall. The daemon may take its wish back, and
-  // then there are none. REQUIRES: no work of this member that is under way touches a block at or above capacity_blocks().
+  // then there are none. On a GPU it waits for all work of this process that is queued there, if there are any.
+  // FAILED_PRECONDITION: a stream captures a graph, and they stay. REQUIRES: no work that is queued later, and no thread of this
+  // member, touches a block at or above capacity_blocks().
   absl::StatusOr<uint64_t> GiveBackSlabs();
 
   // ---- Steps: numbers that grow, the same on all members. Work launched after BeginStep belongs to that step.

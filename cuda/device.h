@@ -121,8 +121,12 @@ class MemberMemory {
   virtual absl::Status MapSlab(UniqueFd fd, size_t offset_bytes, size_t bytes) = 0;
   // Gives up the slab that was mapped there, or held back: the process keeps nothing of it. The addresses stay reserved, and are
   // not to be touched until another slab is mapped over them. INVALID_ARGUMENT: no slab is mapped that begins there and has
-  // this size. FAILED_PRECONDITION: an IPC handle is mapped. REQUIRES: none of the caller's work touches the slab.
+  // this size. FAILED_PRECONDITION: an IPC handle is mapped. REQUIRES: none of the caller's work touches the slab. A GPU's driver
+  // does not wait for what is queued: what reaches the slab later loses the context.
   virtual absl::Status UnmapSlab(size_t offset_bytes, size_t bytes) = 0;
+  // Waits until what this process has queued on the device is done. FAILED_PRECONDITION: a stream captures a graph, so that nobody
+  // can wait, and the graph is broken.
+  virtual absl::Status FinishWork() { return absl::OkStatus(); }
   // Opens an IPC handle as the whole space; base() moves to the address that the driver chose.
   // FAILED_PRECONDITION on host, after any other mapping, with warm-up scratch, or if the handle was made by
   // a process of this process's own id, in another container or not.

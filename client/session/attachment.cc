@@ -333,6 +333,10 @@ absl::StatusOr<uint64_t> Attachment::GiveBackSlabs() {
   absl::StatusOr<uint64_t> bytes = 0;
   {
     MutexLock lock(&mu_);
+    // The daemon may have taken its wish back.
+    if (leaving_ == 0) return 0;
+    const absl::Status finished = memory_->FinishWork();
+    if (!finished.ok() && !IsSticky(finished)) return finished;
     bytes = Leave();
   }
   if (!bytes.ok()) EndAndHangUp(bytes.status());

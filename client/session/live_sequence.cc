@@ -54,6 +54,13 @@ absl::Status LiveSequence::CheckSettled() const {
   return absl::FailedPreconditionError("a prune or compact of this sequence is not finished");
 }
 
+absl::Status LiveSequence::CheckUnpadded() const {
+  if (counts_.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("heads of this sequence keep different numbers of its first ", counted_tokens_,
+                   " tokens: only a compact with heads that share a budget knows what is padding"));
+}
+
 absl::Status LiveSequence::Append(Blocks blocks) {
   RETURN_IF_ERROR(CheckSettled());
   blocks_.Append(std::move(blocks));
@@ -99,7 +106,8 @@ absl::Status LiveSequence::Release(const ReleaseHint& hint, uint64_t after) {
   RETURN_IF_ERROR(CheckSettled());
   RETURN_IF_ERROR(session_->ReleaseWithHint(blocks_.refs(), hint, after));
   blocks_.Detach();
-  tokens_ = 0;
+  tokens_ = counted_tokens_ = 0;
+  counts_.clear();
   chain_ = hasher_.root();
   chained_ = 0;
   at_root_ = true;
@@ -142,6 +150,7 @@ absl::StatusOr<std::optional<PendingSeal>> LiveSequence::Seal(uint64_t after) {
 
 absl::StatusOr<Pending<v1::ScoreResult>> LiveSequence::StartScore(v1::Score request, uint64_t after) {
   RETURN_IF_ERROR(CheckSettled());
+  RETURN_IF_ERROR(CheckUnpadded());
   SetSequence(ToProto(), &request);
   return session_->Score(request, after);
 }
@@ -153,6 +162,7 @@ absl::StatusOr<v1::ScoreResult> LiveSequence::Score(v1::Score request, Deadline 
 
 absl::StatusOr<v1::PruneResult> LiveSequence::Prune(v1::Prune request, Deadline deadline, uint64_t after) {
   RETURN_IF_ERROR(CheckSettled());
+  RETURN_IF_ERROR(CheckUnpadded());
   SetSequence(ToProto(), &request);
   keeps_ = request.dry_run();
   ASSIGN_OR_RETURN(pruning_, session_->Prune(request, after));
@@ -162,6 +172,12 @@ absl::StatusOr<v1::PruneResult> LiveSequence::Prune(v1::Prune request, Deadline 
 absl::StatusOr<v1::CompactResult> LiveSequence::Compact(v1::Compact request, Deadline deadline,
                                                         uint64_t after) {
   RETURN_IF_ERROR(CheckSettled());
+  if (request.heads() != v1::HEADS_ADA) {
+    RETURN_IF_ERROR(CheckUnpadded());
+  } else if (!counts_.empty()) {
+    request.mutable_ada()->mutable_counts()->Assign(counts_.begin(), counts_.end());
+    request.mutable_ada()->set_counted_tokens(counted_tokens_);
+  }
   SetSequence(ToProto(), &request);
   keeps_ = request.keep_sources();
   ASSIGN_OR_RETURN(compacting_, session_->Compact(request, after));
@@ -188,6 +204,12 @@ absl::StatusOr<v1::CompactResult> LiveSequence::FinishCompact(Deadline deadline)
   if (result.ok() && !keeps_ && !result->kept_digest().empty()) {
     const uint32_t full = static_cast<uint32_t>(result->table_size()) - 1;
     Replace(result->table(), full * tokens_per_block_ + result->last_block_tokens(), result->kept_digest());
+    const auto& counts = result->counts();
+    const bool pads =
+        std::any_of(counts.begin(), counts.end(), [&](uint32_t count) { return count < tokens_; });
+    counts_.clear();
+    if (pads) counts_.assign(counts.begin(), counts.end());
+    counted_tokens_ = pads ? tokens_ : 0;
   }
   return result;
 }

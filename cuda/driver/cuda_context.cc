@@ -141,8 +141,12 @@ absl::Status CudaContext::Finish(CUstream stream, absl::string_view doing) const
 
 absl::Status CudaContext::FinishAll(absl::string_view doing) const {
   const CUresult result = driver_.cuCtxSynchronize();
+  if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        doing, ": a stream of this process captures a graph, so that nobody can wait for its work"));
+  }
   absl::Status finished = Check(result, absl::StrCat(doing, ": cuCtxSynchronize"));
-  if (!finished.ok() && result != CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) MarkSticky(&finished);
+  if (!finished.ok()) MarkSticky(&finished);
   return finished;
 }
 

@@ -55,8 +55,7 @@ class CudaContext {
   absl::StatusOr<CurrentContext> MakeCurrent() const;
   // These two wait for all work of a stream, and of the context, an engine's too. REQUIRES: the context is current. An
   // error is sticky, whatever the driver calls it: nobody knows then whether the GPU still writes. But a context of which
-  // a stream captures a graph can't be waited for: the capture is broken, and the error (CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) is
-  // not sticky.
+  // a stream captures a graph can't be waited for: the capture is broken, and the error, FAILED_PRECONDITION, is not sticky.
   absl::Status Finish(CUstream stream, absl::string_view doing) const;
   absl::Status FinishAll(absl::string_view doing) const;
   // FAILED_PRECONDITION: what a process has begun on this GPU goes on when it is killed.

@@ -99,6 +99,11 @@ class CudaMember : public MemberMemory {
     return absl::OkStatus();
   }
 
+  absl::Status FinishWork() override {
+    ASSIGN_OR_RETURN(const CurrentContext current, context_->MakeCurrent());
+    return context_->FinishAll("unmapping a slab");
+  }
+
   absl::Status MapIpcSlab(const IpcHandle& handle, size_t bytes) override {
     if (ipc_.valid()) return absl::FailedPreconditionError("this member has mapped an IPC handle already");
     if (warming_up_ || !ranges_.slabs().empty()) {

@@ -105,28 +105,42 @@ absl::StatusOr<std::vector<std::vector<uint32_t>>> SelectShared(const float* sco
                                                    " items share a budget; together they may be ",
                                                    std::numeric_limits<uint32_t>::max()));
   }
-  const size_t protected_items =
-      std::count_if(protected_marks.begin(), protected_marks.end(), [](uint8_t mark) { return mark != 0; });
-  RETURN_IF_ERROR(TooFewCandidates(items - protected_items, items, choice.count));
-  const size_t kept = items - choice.count, least = LeastKept(static_cast<uint32_t>(kept), choice.safeguard);
-  const size_t safe = least - std::min(least, protected_items);
+  RETURN_IF_ERROR(CheckCandidates(protected_marks, choice.count));
+  const size_t kept = items - choice.count - choice.discarded.size();
+  const size_t least = LeastKept(static_cast<uint32_t>(kept), choice.safeguard);
+  size_t room = choice.rows * kept;  // Stay besides those that do in any case.
+  std::vector<std::vector<uint32_t>> victims(choice.rows);
   std::vector<uint64_t> keys, of_row;
   for (uint32_t row = 0; row < choice.rows; ++row) {
+    const IndexRange absent = choice.absent.empty() ? IndexRange{} : choice.absent[row];
+    const auto is_there = [&](uint32_t i) { return i < absent.begin || i >= absent.end; };
     of_row.clear();
+    size_t own = 0;
     for (uint32_t i = 0; i < items; ++i) {
-      if (protected_marks[i] == 0) of_row.push_back(OrderOf(scores[row * items + i], i));
+      if (!is_there(i)) continue;
+      if (protected_marks[i] == 0) {
+        of_row.push_back(OrderOf(scores[row * items + i], i));
+      } else {
+        ++own;
+      }
     }
-    // At least `count` are left, as no more than `kept` stay in any case.
+    own -= std::count_if(choice.discarded.begin(), choice.discarded.end(), is_there);
+    const size_t at_most = choice.most - std::min<size_t>(choice.most, own);
+    const size_t safe = std::min({least - std::min(least, own), at_most, of_row.size()});
     const auto end = of_row.end() - static_cast<ptrdiff_t>(safe);
     std::nth_element(of_row.begin(), end, of_row.end());
-    for (auto key = of_row.begin(); key != end; ++key) {
+    const auto begin = end - static_cast<ptrdiff_t>(
+                                 std::min<size_t>(at_most - safe, static_cast<size_t>(end - of_row.begin())));
+    std::nth_element(of_row.begin(), begin, end);
+    for (auto key = of_row.begin(); key != begin; ++key) victims[row].push_back(static_cast<uint32_t>(*key));
+    for (auto key = begin; key != end; ++key) {
       const uint32_t item = static_cast<uint32_t>(*key);
       keys.push_back((*key >> 32 << 32) | (item * choice.rows + row));
     }
+    room -= own + safe;  // Not below 0: neither is above `kept`.
   }
-  const size_t leaving = size_t{choice.count} * choice.rows;
+  const size_t leaving = keys.size() - std::min(keys.size(), room);
   std::nth_element(keys.begin(), keys.begin() + static_cast<ptrdiff_t>(leaving), keys.end());
-  std::vector<std::vector<uint32_t>> victims(choice.rows);
   for (size_t i = 0; i < leaving; ++i) {
     const uint32_t place = static_cast<uint32_t>(keys[i]);
     victims[place % choice.rows].push_back(place / choice.rows);

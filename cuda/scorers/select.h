@@ -41,17 +41,21 @@ absl::Status SelectVictims(absl::Span<const float> scores, absl::Span<const uint
 absl::Status SelectRows(const float* scores, uint32_t rows, absl::Span<const uint8_t> protected_marks,
                         uint32_t count, std::vector<uint64_t>* keys, absl::Span<uint32_t> victims);
 // AdaKV (arXiv 2407.11550, algorithm 1; kvpress's AdaKVPress): the rows of a layer's heads share what stays. Of
-// rows * (items - count) items those of the highest scores over all rows do, but in each row its own highest
-// LeastKept(items - count, safeguard) in any case. Protected ones are among these, first of all. Of equal scores the
-// oldest leaves first, and of equally old ones the first row's.
+// rows * kept items, kept being items - count - discarded, those of the highest scores over all rows do, but in each row its
+// own highest LeastKept(kept, safeguard) in any case, and none but its own highest `most`. Protected ones are among these,
+// first of all. Of equal scores the oldest leaves first, and of equally old ones the first row's. Where rows have fewer items
+// than there is room for, fewer stay.
 struct SharedChoice {
   uint32_t rows = 0;
-  uint32_t count = 0;  // leave each row, on average
+  uint32_t count = 0;  // leave each row by their scores, on average
   double safeguard = 0.2;
+  uint32_t most = UINT32_MAX;            // stay in a row at most; at least `kept`
+  absl::Span<const uint32_t> discarded;  // marked items that leave every row besides, ascending
+  absl::Span<const IndexRange> absent;   // items that each row has not; empty: all have all
 };
 uint32_t LeastKept(uint32_t kept, double safeguard);
-// Victims ascending by row, of scores[row][item]; together they are rows * count. INVALID_ARGUMENT: fewer than that are
-// not protected, or rows * items is 2^32 or more.
+// Victims ascending by row, of scores[row][item], those discarded and absent not among them; together they are rows * count
+// if none is absent. INVALID_ARGUMENT: fewer than that are not protected, or rows * items is 2^32 or more.
 absl::StatusOr<std::vector<std::vector<uint32_t>>> SelectShared(const float* scores,
                                                                 const SharedChoice& choice,
                                                                 absl::Span<const uint8_t> protected_marks);

@@ -10,6 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "proto/cli/flags.h"
 #include "proto/support/status_macros.h"
@@ -22,6 +23,7 @@ namespace {
 constexpr size_t kMaxRuleNameBytes = 64;
 constexpr size_t kMaxCgroupBytes = 4096;
 constexpr size_t kMaxSanBytes = 256;
+constexpr size_t kFingerprintDigits = 64;
 constexpr AccessRole kRoles[] = {AccessRole::kEngine, AccessRole::kObserver, AccessRole::kOperator};
 
 absl::Status BadPolicy(const std::string& message) { return absl::InvalidArgumentError(message); }
@@ -46,11 +48,22 @@ absl::StatusOr<std::string> ParseSan(absl::string_view value) {
   return std::string(value);
 }
 
+// As `openssl x509 -noout -fingerprint -sha256` writes it, with colons, or without.
+absl::StatusOr<std::string> ParseCertificate(absl::string_view value) {
+  const std::string digits = absl::AsciiStrToLower(absl::StrReplaceAll(value, {{":", ""}}));
+  if (digits.size() != kFingerprintDigits ||
+      !std::all_of(digits.begin(), digits.end(), absl::ascii_isxdigit)) {
+    return BadPolicy(absl::StrCat("write its SHA-256, ", kFingerprintDigits,
+                                  " digits, as openssl x509 -fingerprint -sha256 does"));
+  }
+  return digits;
+}
+
 absl::StatusOr<AccessRole> ParseRole(absl::string_view value) {
   for (const AccessRole role : kRoles) {
     if (value == AccessRoleName(role)) return role;
   }
-  return BadPolicy("there are engine, observer and operator");
+  return BadPolicy("there are engine, observer and operator, or none alone");
 }
 
 absl::StatusOr<std::string> ParseTenant(absl::string_view value) {
@@ -93,6 +106,8 @@ absl::Status SetField(absl::string_view field, absl::string_view value, AccessRu
   if (field == "gid") return ParseList(value, ParseGid, &rule->gids);
   if (field == "cgroup") return ParseList(value, ParseCgroup, &rule->cgroups);
   if (field == "san") return ParseList(value, ParseSan, &rule->sans);
+  if (field == "certificate") return ParseList(value, ParseCertificate, &rule->certificates);
+  if (field == "role" && value == "none") return absl::OkStatus();
   if (field == "role") return ParseList(value, ParseRole, &rule->roles);
   if (field == "tenant" && value == "*") return absl::OkStatus();
   if (field == "tenant") return ParseList(value, ParseTenant, &rule->tenants);
@@ -104,7 +119,8 @@ absl::Status SetField(absl::string_view field, absl::string_view value, AccessRu
   if (field == "space-blocks") return ParseCount(value, 1, &limits.space_blocks);
   if (field == "weight") return ParseCount(value, 1, &limits.weight, kMostWeight);
   return BadPolicy(
-      "no such field; there are uid, gid, cgroup, san, role, tenant, sessions, guaranteed-blocks, "
+      "no such field; there are uid, gid, cgroup, san, certificate, role, tenant, sessions, "
+      "guaranteed-blocks, "
       "verbs-a-second, held-blocks, pinned-blocks, space-blocks and weight");
 }
 
@@ -126,16 +142,18 @@ absl::Status Check(const Section& section) {
   const AccessRule& rule = section.rule;
   const auto& places = section.places;
   const bool local = places.contains("uid") || places.contains("gid") || places.contains("cgroup");
-  if (!local && rule.sans.empty()) {
-    return Wrong(section, "matches nobody", ": it needs uid, gid, cgroup or san");
+  if (!local && !rule.IsForNetwork()) {
+    return Wrong(section, "matches nobody", ": it needs uid, gid, cgroup, san or certificate");
   }
-  if (local && !rule.sans.empty()) {
-    return Wrong(section, "san", " is for peers on the network, which have no uid, gid and cgroup");
+  if (local && rule.IsForNetwork()) {
+    return Wrong(section, rule.sans.empty() ? "certificate" : "san",
+                 " is for peers on the network, which have no uid, gid and cgroup");
   }
-  if (rule.roles.empty()) return Wrong(section, "role", " is missing");
+  if (!places.contains("role")) return Wrong(section, "role", " is missing");
   const bool engine = rule.Allows(AccessRole::kEngine);
-  if (engine && !rule.sans.empty()) {
-    return Wrong(section, "role", " = engine: engines are served on the Unix socket, and not by san");
+  if (engine && rule.IsForNetwork()) {
+    return Wrong(section, "role",
+                 " = engine: engines are served on the Unix socket, and not by san or certificate");
   }
   if (engine && !places.contains("tenant")) {
     return Wrong(section, "tenant", " is missing: an engine needs one, or *, by which each uid has its own");
@@ -166,10 +184,17 @@ bool Has(const List& list, const Value& value) {
 
 // The rule is for processes, this uid and one of these groups.
 bool MatchesUser(const AccessRule& rule, const PeerCredentials& process) {
-  if (!rule.sans.empty() || (!rule.uids.empty() && !Has(rule.uids, process.uid))) return false;
+  if (rule.IsForNetwork() || (!rule.uids.empty() && !Has(rule.uids, process.uid))) return false;
   return rule.gids.empty() || std::any_of(rule.gids.begin(), rule.gids.end(), [&process](uint32_t gid) {
            return gid == process.gid || std::binary_search(process.groups.begin(), process.groups.end(), gid);
          });
+}
+
+// The rule is for peers on the network, and one of these names.
+bool MatchesNames(const AccessRule& rule, const std::vector<std::string>& names) {
+  return rule.IsForNetwork() &&
+         (rule.sans.empty() || std::any_of(rule.sans.begin(), rule.sans.end(),
+                                           [&names](const std::string& san) { return Has(names, san); }));
 }
 
 }  // namespace
@@ -194,8 +219,7 @@ bool AccessRule::Allows(AccessRole role) const {
 
 bool AccessRule::Matches(const Peer& peer) const {
   if (peer.process == nullptr) {
-    return std::any_of(sans.begin(), sans.end(),
-                       [&](const std::string& san) { return Has(peer.names, san); });
+    return MatchesNames(*this, peer.names) && (certificates.empty() || Has(certificates, peer.certificate));
   }
   const PeerCredentials& process = *peer.process;
   if (!MatchesUser(*this, process)) return false;
@@ -211,8 +235,10 @@ bool AccessRule::Matches(const Peer& peer) const {
 }
 
 bool AccessRule::CannotTell(const Peer& peer) const {
-  return peer.process != nullptr && peer.process->cgroup.empty() && !cgroups.empty() &&
-         MatchesUser(*this, *peer.process);
+  if (peer.process == nullptr) {
+    return peer.certificate.empty() && !certificates.empty() && MatchesNames(*this, peer.names);
+  }
+  return peer.process->cgroup.empty() && !cgroups.empty() && MatchesUser(*this, *peer.process);
 }
 
 absl::StatusOr<std::shared_ptr<const AccessPolicy>> AccessPolicy::Parse(absl::string_view text,
@@ -275,6 +301,7 @@ std::shared_ptr<const AccessPolicy> AccessPolicy::OfUid(uint32_t uid) {
                   .gids = {},
                   .cgroups = {},
                   .sans = {},
+                  .certificates = {},
                   .roles = {AccessRole::kEngine, AccessRole::kOperator},
                   .tenants = {},
                   .limits = {}};
@@ -284,8 +311,8 @@ std::shared_ptr<const AccessPolicy> AccessPolicy::OfUid(uint32_t uid) {
 
 absl::StatusOr<std::shared_ptr<const AccessRule>> AccessPolicy::Admit(const Peer& peer, AccessRole role,
                                                                       absl::string_view what) const {
-  // A rule of which it is not known whether it is the peer's ends the search: who hides its cgroup would be given what
-  // a later rule says.
+  // A rule of which it is not known whether it is the peer's ends the search: who hides its cgroup, or whose certificate
+  // nobody can read, would be given what a later rule says.
   const auto found = std::find_if(rules_.begin(), rules_.end(), [&peer](const auto& rule) {
     return rule->Matches(peer) || rule->CannotTell(peer);
   });
@@ -293,9 +320,11 @@ absl::StatusOr<std::shared_ptr<const AccessRule>> AccessPolicy::Admit(const Peer
   if (known && (*found)->Allows(role)) return *found;
   std::string why;
   if (found != rules_.end() && !known) {
-    why = absl::StrCat("rule [", (*found)->name, "] is by cgroup, and its cgroup is not known");
+    const char* what_it_goes_by = peer.process != nullptr ? "cgroup" : "certificate";
+    why = absl::StrCat("rule [", (*found)->name, "] is by ", what_it_goes_by, ", and its ", what_it_goes_by,
+                       " is not known");
   } else if (found != rules_.end()) {
-    why = absl::StrCat("rule [", (*found)->name, "] gives it ",
+    why = absl::StrCat("rule [", (*found)->name, "] gives it ", (*found)->roles.empty() ? "none" : "",
                        absl::StrJoin((*found)->roles, " and ", [](std::string* out, AccessRole has) {
                          absl::StrAppend(out, AccessRoleName(has));
                        }));

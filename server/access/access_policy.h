@@ -3,7 +3,7 @@
 //   # comment
 //   [engines of team a]               the rule's name
 //   uid = 1000, alice                 whom it matches: each line that is there has to hold, by any of its values
-//   role = engine, observer           what they may do
+//   role = engine, observer           what they may do; none: nothing, whatever rules follow
 //   tenant = team-a                   whom their sessions are of; *: any, and each uid has its own
 //   sessions = 8                      what they may have
 //
@@ -50,20 +50,22 @@ struct AccessLimits {
 
 struct AccessRule {
   std::string name;
-  // Whom it matches. A list that is empty says nothing; without `sans`, nobody on the network.
+  // Whom it matches. A list that is empty says nothing; without `sans` and `certificates`, nobody on the network.
   std::vector<uint32_t> uids, gids;
   std::vector<std::string> cgroups;  // Each with all below it.
   std::vector<std::string> sans;
-  std::vector<AccessRole> roles;
+  std::vector<std::string> certificates;  // As Peer::certificate.
+  std::vector<AccessRole> roles;          // Empty: whom it matches may do nothing.
   // Tenants of its sessions, the first where OpenSession names none. Empty: any, and each uid has its own.
   std::vector<std::string> tenants;
   AccessLimits limits;
 
   bool Matches(const Peer& peer) const;
-  // It might match, but the peer's cgroup is not known.
+  // It might match, but the peer's cgroup, or its certificate's digest, is not known.
   bool CannotTell(const Peer& peer) const;
   // An operator may do what an observer may.
   bool Allows(AccessRole role) const;
+  bool IsForNetwork() const { return !sans.empty() || !certificates.empty(); }
 };
 
 class AccessPolicy {

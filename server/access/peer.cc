@@ -12,7 +12,8 @@ std::string Describe(const Peer& peer) {
   if (peer.process == nullptr) {
     return absl::StrCat(
         "network peer ", peer.address, " (certificate of ",
-        peer.names.empty() ? "no subjectAltName" : absl::CHexEscape(absl::StrJoin(peer.names, ", ")), ")");
+        peer.names.empty() ? "no subjectAltName" : absl::CHexEscape(absl::StrJoin(peer.names, ", ")),
+        peer.certificate.empty() ? "" : "; SHA-256 ", peer.certificate, ")");
   }
   const PeerCredentials& process = *peer.process;
   return absl::StrCat("uid ", process.uid, " (gid ", process.gid, ", pid ", process.pid, ", cgroup ",

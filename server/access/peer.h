@@ -18,6 +18,7 @@ struct Peer {
   std::shared_ptr<const PeerCredentials> process;
   std::string address;             // gRPC's name of a network peer; else empty.
   std::vector<std::string> names;  // The subject alternative names in a network peer's certificate.
+  std::string certificate;         // Its SHA-256: 64 digits, in lower case. Empty: not known.
 };
 
 // "uid 1000 (gid 1000, pid 17, cgroup /system.slice/vllm.service)", or address and names.

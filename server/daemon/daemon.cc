@@ -494,9 +494,9 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space, const Standing& stan
     }
   }
   if (evicts) {
-    asked = LevelAges(space, facts.geometry.unit_bytes);
+    asked = LevelWorths(space, facts.geometry.unit_bytes);
   } else if (standing.below && room_bytes < standing.reserve_bytes) {
-    asked = LevelAges(space, standing.reserve_bytes);
+    asked = LevelWorths(space, standing.reserve_bytes);
   }
   if (needs_slab && budget_->Room(facts.rank_devices, facts.tenant) < 2 * facts.geometry.slab_bytes &&
       registry_->MustYield(*space)) {

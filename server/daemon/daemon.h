@@ -268,11 +268,11 @@ class Daemon final : private SpaceOwner {
   bool OthersAsk(const Space& space) ABSL_LOCKS_EXCLUDED(waits_mu_);
   // Steps of giving back, for a while. True: there is more to do at once.
   bool GiveBack(Space* space);
-  // A slab for a space that is under pressure, of one whose coldest blocks have been idle for much longer than its own.
+  // A slab for a space that is under pressure, of one whose next block to leave is worth much less than its own.
   // True: it was asked for.
   // `bytes`: there is no room for so many on each rank. More than a unit is a reserve, which only those that have more than their
   // own, or that no session uses, give to.
-  bool LevelAges(const std::shared_ptr<Space>& needy, uint64_t bytes);
+  bool LevelWorths(const std::shared_ptr<Space>& needy, uint64_t bytes);
   // What a space has, against what is its own by its weight.
   struct Standing {
     bool weighted = false;       // Some space of its devices has a weight.

@@ -32,10 +32,10 @@ constexpr int kStepsTogether = 16;
 constexpr auto kWaitPause = std::chrono::milliseconds(1), kLongestPause = std::chrono::milliseconds(8);
 // A slab that goes to a space under pressure is asked for so long.
 constexpr uint64_t kLevelMs = 1000;
-// Blocks that are about to leave a space are to have been idle for so many times as long as those of another, and so much
+// What leaves a space next is to be worth so many times less than what leaves another next, as if that had been idle for so much
 // longer, before it gives memory to that one: else a slab would go back and forth between two that are alike.
-constexpr uint64_t kMuchOlder = 2;
-constexpr uint64_t kOlderMs = 1000;
+constexpr double kMuchLess = 2;
+constexpr uint64_t kOlderMs = 500;
 // A space gives so many slabs at a time of what no session uses, or of what is another's own.
 constexpr uint32_t kSlabsTogether = 8;
 // While a space has less than its own, those that have more leave so much of a device to it, or it would evict until they have
@@ -73,14 +73,38 @@ std::vector<size_t> FullDevices(const Space& needy, const DeviceBudget& budget, 
   return full;
 }
 
-// How long the block that would leave next was not used; none: there is none, or the policy can't say.
-std::optional<uint64_t> OldestMs(const Space& space) ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu) {
+// What the block that would leave next saves, if it stays, for each of its bytes and each millisecond; none: there is no such
+// block, or the policy can't say.
+struct Worth {
+  double tokens = 0;              // Tokens that are not computed.
+  std::optional<double> seconds;  // What they would take; none: engines have reported too little.
+
+  // In seconds, if both are known so.
+  bool IsLess(const Worth& other, double times) const {
+    if (seconds.has_value() && other.seconds.has_value()) return times * *seconds <= *other.seconds;
+    return times * tokens <= other.tokens;
+  }
+};
+
+// `older_ms`: as if it had been idle for so much longer.
+std::optional<Worth> WorthOfNext(const Space& space, uint64_t older_ms)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu) {
   BlockId next;
   const BlockPool& pool = space.state.pool;
   if (pool.policy().Upcoming({&next, 1}) == 0) return std::nullopt;
   const absl::StatusOr<BlockView> view = pool.View(next, space.NowMs());
   if (!view.ok()) return std::nullopt;
-  return view->idle_ms;
+  const uint64_t tokens = space.facts.layout.groups(0).tokens_per_block();
+  // What was idle for T is asked for in the next moment with a chance of 1 / T, if it is ever asked for again.
+  const double chance = pool.reuse_share() /
+                        static_cast<double>(std::max<uint64_t>(view->idle_ms + older_ms, 1)) /
+                        static_cast<double>(space.facts.geometry.block_stride_bytes);
+  Worth worth{.tokens = chance * static_cast<double>(tokens), .seconds = std::nullopt};
+  // It is as deep in a prompt as those that are asked for are on average.
+  const PoolCounters& counters = pool.counters();
+  const uint64_t before = counters.lookups == 0 ? 0 : counters.lookup_tokens / counters.lookups / 2;
+  if (const auto seconds = space.state.below.prefill.Saved(tokens, before)) worth.seconds = chance * *seconds;
+  return worth;
 }
 
 // A space that may give, and what is under way there.
@@ -462,14 +486,13 @@ std::vector<Daemon::Standing> Daemon::Standings(const std::vector<std::shared_pt
   return standings;
 }
 
-bool Daemon::LevelAges(const std::shared_ptr<Space>& needy, uint64_t bytes) {
-  std::optional<uint64_t> own_ms;
+bool Daemon::LevelWorths(const std::shared_ptr<Space>& needy, uint64_t bytes) {
+  std::optional<Worth> own;
   {
     SpaceLock lock(*needy);
-    own_ms = OldestMs(*needy);
+    own = WorthOfNext(*needy, kOlderMs);
   }
   const SpaceFacts& facts = needy->facts;
-  const uint64_t least_ms = own_ms.has_value() ? kMuchOlder * *own_ms + kOlderMs : UINT64_MAX;
   const bool at_share = budget_->RoomOfTenant(facts.rank_devices, facts.tenant) < facts.geometry.unit_bytes;
   const std::vector<size_t> full = FullDevices(*needy, *budget_, at_share, bytes);
   if (full.empty()) return false;
@@ -479,9 +502,9 @@ bool Daemon::LevelAges(const std::shared_ptr<Space>& needy, uint64_t bytes) {
   const bool is_below =
       weighted && shares.Within(*needy, needy->slab_bytes() + facts.geometry.slab_bytes, full);
   const bool for_reserve = bytes > facts.geometry.unit_bytes;
-  std::shared_ptr<Space> oldest;
+  std::shared_ptr<Space> giver;
   bool unused = false;
-  uint64_t most_ms = 0;
+  std::optional<Worth> least;  // What leaves that one next; none: nothing does.
   std::optional<Donor> above;  // The one that has most for its weight, of those beyond their shares.
   for (const std::shared_ptr<Space>& space : spaces) {
     // One that leaves a device full brings nothing, and would take its slab back.
@@ -489,7 +512,7 @@ bool Daemon::LevelAges(const std::shared_ptr<Space>& needy, uint64_t bytes) {
       continue;
     SpaceLock lock(*space);
     const class GiveBack& give_back = space->state.give_back;
-    // One at a time, so that ages have time to change.
+    // One at a time, so that worths have time to change.
     if (space->state.growth.closed() || give_back.under_way() || give_back.spare_slabs() == 0) continue;
     // What no session uses goes first, whatever its age: a process that is alive keeps such a space from being closed.
     const bool without_sessions = space->state.sessions.empty();
@@ -501,30 +524,35 @@ bool Daemon::LevelAges(const std::shared_ptr<Space>& needy, uint64_t bytes) {
       if (is_below && is_above && (!above.has_value() || *above < donor)) above = donor;
     }
     if (for_reserve && !without_sessions) continue;
-    const std::optional<uint64_t> idle_ms = OldestMs(*space);
-    if (!without_sessions && (unused || idle_ms.value_or(0) < least_ms)) continue;
-    if (oldest != nullptr && without_sessions == unused && idle_ms.value_or(0) <= most_ms) continue;
+    const std::optional<Worth> worth = WorthOfNext(*space, 0);
+    if (!without_sessions) {
+      if (unused || !own.has_value() || !worth.has_value() || !worth->IsLess(*own, kMuchLess)) continue;
+    }
+    if (giver != nullptr && without_sessions == unused && worth.has_value() &&
+        (!least.has_value() || !worth->IsLess(*least, 1))) {
+      continue;
+    }
     unused = without_sessions;
-    most_ms = idle_ms.value_or(0);
-    oldest = space;
+    least = worth;
+    giver = space;
   }
   uint32_t most_slabs = unused ? kSlabsTogether : 1;
   if (above.has_value() && !unused) {
-    oldest = above->space;
+    giver = above->space;
     // Until it has them the needy one evicts what it would keep if it had its own, so they come together.
-    const uint64_t given = oldest->facts.geometry.slab_bytes, taken = facts.geometry.slab_bytes;
+    const uint64_t given = giver->facts.geometry.slab_bytes, taken = facts.geometry.slab_bytes;
     const uint64_t lacking = bytes - std::min(bytes, budget_->Room(facts.rank_devices, facts.tenant));
     const uint64_t most = for_reserve ? std::min<uint64_t>(kSlabsTogether, lacking / given) : kSlabsTogether;
-    while (most_slabs < most && (most_slabs + 1) * given <= oldest->slab_bytes() &&
-           !shares.Within(*oldest, oldest->slab_bytes() - most_slabs * given, full) &&
+    while (most_slabs < most && (most_slabs + 1) * given <= giver->slab_bytes() &&
+           !shares.Within(*giver, giver->slab_bytes() - most_slabs * given, full) &&
            shares.Within(*needy, needy->slab_bytes() + most_slabs * given + taken, full)) {
       ++most_slabs;
     }
   }
-  if (oldest == nullptr) return false;
-  SpaceLock lock(*oldest);
-  const uint32_t slabs = std::min(oldest->state.give_back.spare_slabs(), most_slabs);
-  if (slabs > 0) oldest->state.give_back.Ask(slabs, clock_->NowMs() + kLevelMs);
+  if (giver == nullptr) return false;
+  SpaceLock lock(*giver);
+  const uint32_t slabs = std::min(giver->state.give_back.spare_slabs(), most_slabs);
+  if (slabs > 0) giver->state.give_back.Ask(slabs, clock_->NowMs() + kLevelMs);
   return slabs > 0;
 }
 

@@ -417,6 +417,8 @@ absl::StatusOr<BlockView> BlockPool::View(BlockId block, TimeMs now) const {
   return view;
 }
 
+double BlockPool::reuse_share() const { return rep_->reuse.share(); }
+
 BlockRef BlockPool::Find(const BlockKey& key) const {
   const uint32_t b = rep_->Find(key);
   return b == 0 ? kNullRef : rep_->RefOf(b);

@@ -322,6 +322,8 @@ class BlockPool {
   // The session's unused guarantee: what it can lease whatever others do.
   uint32_t guaranteed_free(Holder session) const;
   const ReplacementPolicy& policy() const;
+  // Which part of what is cached is asked for again (reuse_share.h).
+  double reuse_share() const;
   // The policy is told of events a little later than they happen (policy_feed.h): at the latest when it is asked
   // something, and here. Is there enough to tell that it is worth a call that no verb waits for?
   void TellPolicy();

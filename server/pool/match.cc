@@ -68,6 +68,7 @@ void PoolRep::Matching::Regret(PoolRep* rep, uint64_t hash, const BlockKey& key)
   if (ghost == nullptr || ghost->number() != 0 || rep->index.Find(hash, key) != 0) return;
   ghost->set_number(1);
   ++rep->counters.regret;
+  rep->reuse.Regretted();
 }
 
 void PoolRep::Matching::CountMissed(PoolRep* rep, absl::Span<const BlockKey> keys) {
@@ -229,9 +230,12 @@ void PoolRep::Matching::Take(uint64_t steps, MatchOutcome* out) {
       s.holds.Prefetch(ids[i]);
     }
     for (uint64_t i = first; i < end; ++i) {
+      BlockRecord& record = r_.records[ids[i]];
+      // What others hold does not leave: it says nothing of what may.
+      if (record.state() == BlockState::kCached) r_.reuse.Reused();
       r_.AddRef(ids[i], holder_);
       r_.AddHold(&s, ids[i]);
-      r_.records[ids[i]].accessed_ms = now32;
+      record.accessed_ms = now32;
       r_.policy.OnHit(BlockId{ids[i]}, r_.now_ms);
       refs.push_back(r_.RefOf(ids[i]));
     }

@@ -295,6 +295,7 @@ void PoolRep::Evict(uint32_t b, EvictReason reason, std::vector<Eviction>* log) 
     direct_evictions.push_back(eviction);
   }
   ++counters.evicted[static_cast<size_t>(reason)];
+  reuse.Evicted();
 
   Withdraw(b);
   policy.OnEvict(BlockId{b});

@@ -2,7 +2,11 @@
 
 #include <grpc/grpc_security_constants.h>
 #include <grpcpp/security/auth_context.h>
+#include <openssl/err.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
 
+#include <array>
 #include <memory>
 #include <string>
 
@@ -18,6 +22,21 @@ namespace {
 
 // Connections of the Unix socket are handed to gRPC as descriptors, and their peers are named "fd:…".
 constexpr absl::string_view kDescriptor = "fd:";
+
+// As Peer::certificate.
+std::string FingerprintOf(absl::string_view pem) {
+  const std::unique_ptr<BIO, decltype(&BIO_free)> reader(
+      BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())), &BIO_free);
+  const std::unique_ptr<X509, decltype(&X509_free)> certificate(
+      PEM_read_bio_X509(reader.get(), nullptr, nullptr, nullptr), &X509_free);
+  std::array<char, EVP_MAX_MD_SIZE> digest;
+  unsigned size = 0;
+  const bool known =
+      certificate != nullptr && X509_digest(certificate.get(), EVP_sha256(),
+                                            reinterpret_cast<unsigned char*>(digest.data()), &size) == 1;
+  ERR_clear_error();
+  return known ? absl::BytesToHexString({digest.data(), size}) : "";
+}
 
 }  // namespace
 
@@ -36,6 +55,9 @@ Peer PeerOf(const grpc::ServerContextBase& context, const Connections& connectio
   // Not its subject: gRPC takes the common name for an identity where a certificate has no such names.
   for (const grpc::string_ref& san : auth->FindPropertyValues(GRPC_X509_SAN_PROPERTY_NAME)) {
     peer.names.emplace_back(san.data(), san.size());
+  }
+  for (const grpc::string_ref& pem : auth->FindPropertyValues(GRPC_X509_PEM_CERT_PROPERTY_NAME)) {
+    peer.certificate = FingerprintOf({pem.data(), pem.size()});
   }
   return peer;
 }

@@ -18,7 +18,7 @@ class FrameTransport final : public StepTransport, public SocketOwner {
   ~FrameTransport() override { Close(); }
 
   void Begin(RpcTag* begun, RpcTag* over) override;
-  Peer peer() const override { return {.process = peer_, .address = {}, .names = {}}; }
+  Peer peer() const override { return {.process = peer_, .address = {}, .names = {}, .certificate = {}}; }
   bool gone() const override { return gone_; }
   void Read(RpcTag* tag) override;
   size_t read_bytes() const override { return reader_.frame_bytes(); }

@@ -131,6 +131,10 @@ struct DeviceOperation {
   uint32_t budget_tokens = 0;
   std::vector<BlockRef> destinations;  // Leased for Compact.
   LowLayout low;                       // Compact with DISPOSITION_LOW: what its low blocks hold.
+  uint32_t most_tokens = 0;            // Compact with HEADS_ADA: what a head keeps at most; else 0.
+  // The tokens of each plane of all ranks that are padding of a compaction before, [layers][heads of ranks]; empty: none.
+  std::vector<scorers::IndexRange> padding;
+  uint64_t block_bytes = 0;  // What a block has from its address on; 0 without padding.
   StagedSignals less;  // Compact with DISPOSITION_LESS: its weights, then the state before if there is one.
   bool lacks_blocks = false;  // `destinations` can't be leased yet, but may be later: it is not prepared.
 
@@ -150,8 +154,10 @@ struct DeviceOperation {
   // valuable to 1, for the replacement policy.
   std::vector<float> places;
   // Compact: the tokens that stay. The first `settled` of each row stay where they are, the others are moved.
+  // Rows that are shorter end with scorers::kNoToken.
   std::vector<uint32_t> kept;  // [kept_rows][kept_tokens]; empty: nothing is moved.
   uint32_t kept_rows = 0, kept_tokens = 0, settled = 0;
+  bool loses = false;  // Some token leaves, of some row.
 };
 
 }  // namespace kvpool

@@ -9,7 +9,7 @@ using scorers::KvShape;
 
 bool Drops(const DeviceOperation& operation) {
   if (operation.request.has_prune()) return operation.result.prune().victims_size() > 0;
-  return operation.kept_tokens < operation.sequences[0].shape().tokens;
+  return operation.loses;
 }
 
 // What stays has to be where it was, as it was.
@@ -21,8 +21,9 @@ bool KeepsBytes(const v1::Operation& request) {
 
 GuardOutcome CanBeMeasured(const DeviceOperation& operation) {
   const SequenceWork& sequence = operation.sequences[0];
-  // What the engine discards was not the policy's choice.
-  if (sequence.shape().v_head_dim == 0 || !KeepsBytes(operation.request) || !operation.discard.empty())
+  // What the engine discards was not the policy's choice. Padding would be attended before.
+  if (sequence.shape().v_head_dim == 0 || !KeepsBytes(operation.request) || !operation.discard.empty() ||
+      !operation.padding.empty())
     return GuardOutcome::kUnsuited;
   return sequence.signals.window.has_value() ? GuardOutcome::kMeasured : GuardOutcome::kNoWindow;
 }
@@ -70,7 +71,7 @@ std::vector<uint32_t> KeptBits(const DeviceOperation& operation, uint32_t rank) 
   std::vector<uint32_t> bits(size_t{heads} * words);
   for (uint32_t head = 0; head < heads; ++head) {
     const uint32_t* const kept = operation.kept.data() + (row + head) * operation.kept_tokens;
-    for (uint32_t i = 0; i < operation.kept_tokens; ++i)
+    for (uint32_t i = 0; i < operation.kept_tokens && kept[i] != scorers::kNoToken; ++i)
       bits[size_t{head} * words + kept[i] / 32] |= 1u << kept[i] % 32;
   }
   return bits;

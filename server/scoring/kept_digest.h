@@ -11,7 +11,7 @@
 namespace kvpool {
 
 // SHA256("kvpool.kept.v1" || policy || u32 parameters || for each, sorted by name: name, value || u32 rows ||
-// u32 tokens a row || u32 positions...). Strings have their length in front, integers are little-endian. An
+// u32 tokens a row || u32 positions...), where rows that are shorter than the longest end with 2^32 - 1. Strings have their length in front, integers are little-endian. An
 // empty `policy` stands for tokens that the engine chose.
 std::string KeptDigest(const v1::Policy& policy, uint32_t rows, absl::Span<const uint32_t> positions);
 // The same of a compaction. One that merges has this behind it: "merge" || u32 thresholds || f32 thresholds... || f32

@@ -17,8 +17,16 @@ namespace {
 
 using scorers::KvShape;
 
+constexpr double kLeastShare = 0.2;  // kvpress's alpha_safeguard.
+
+// Do the heads of a layer, those of all ranks, share its budget?
+bool SharesHeads(const DeviceOperation& operation) {
+  return operation.request.has_compact() && operation.request.compact().heads() == v1::HEADS_ADA;
+}
+
 // Can ranks choose victims alone? Yes where each row belongs to one head, and so to one rank.
 bool ChosenByRanks(const DeviceOperation& operation) {
+  if (SharesHeads(operation)) return false;
   return operation.ranks.size() == 1 || operation.sequences[0].request.scope == scorers::Scope::kHead;
 }
 
@@ -215,6 +223,56 @@ absl::Status AnswerPrune(DeviceOperation* operation) {
 
 // ------------------------------------------------------------------------------------------------- compact
 
+// Fills operation->kept and its dimensions where heads share budgets: each row has its own number of tokens.
+absl::Status ShareKept(DeviceOperation* operation, const RowChoice& choice) {
+  const v1::AdaTerms& terms = operation->request.compact().ada();
+  const SequenceWork& sequence = operation->sequences[0];
+  const uint32_t tokens = sequence.shape().tokens, rows = sequence.rows();
+  const uint32_t heads = rows / sequence.shape().layers;
+  const absl::Span<const scorers::IndexRange> padding(operation->padding);
+  const JoinedScores joined = Join(operation, {.tokens = true});
+  std::vector<std::vector<uint32_t>> kept;
+  for (uint32_t first = 0; first < rows; first += heads) {
+    ASSIGN_OR_RETURN(
+        const std::vector<std::vector<uint32_t>> victims,
+        scorers::SelectShared(joined.tokens.data() + size_t{first} * tokens,
+                              {.rows = heads,
+                               .count = choice.count,
+                               .safeguard = terms.least_share() == 0 ? kLeastShare : terms.least_share(),
+                               .most = operation->most_tokens,
+                               .discarded = choice.discarded,
+                               .absent = padding.empty() ? padding : padding.subspan(first, heads)},
+                              choice.marks));
+    std::vector<uint8_t> leaves(tokens);
+    for (uint32_t head = 0; head < heads; ++head) {
+      std::fill(leaves.begin(), leaves.end(), 0);
+      for (const uint32_t token : victims[head]) leaves[token] = 1;
+      for (const uint32_t token : choice.discarded) leaves[token] = 1;
+      if (!padding.empty()) {
+        const scorers::IndexRange& own = padding[first + head];
+        std::fill(leaves.begin() + own.begin, leaves.begin() + own.end, 1);
+      }
+      std::vector<uint32_t>& of_head = kept.emplace_back();
+      for (uint32_t token = 0; token < tokens; ++token) {
+        if (leaves[token] == 0) of_head.push_back(token);
+      }
+      operation->kept_tokens = std::max(operation->kept_tokens, static_cast<uint32_t>(of_head.size()));
+    }
+  }
+  if (operation->kept_tokens == 0) {
+    return absl::InvalidArgumentError("compact: no token would stay; all are padding or discarded");
+  }
+  operation->loses = true;
+  operation->kept_rows = rows;
+  operation->kept.assign(size_t{rows} * operation->kept_tokens, scorers::kNoToken);
+  for (uint32_t row = 0; row < rows; ++row) {
+    std::copy(kept[row].begin(), kept[row].end(),
+              operation->kept.begin() + ptrdiff_t{row} * operation->kept_tokens);
+    operation->result.mutable_compact()->add_counts(static_cast<uint32_t>(kept[row].size()));
+  }
+  return absl::OkStatus();
+}
+
 // Fills operation->kept and its dimensions.
 absl::Status ChooseKept(DeviceOperation* operation) {
   const v1::Compact& request = operation->request.compact();
@@ -227,6 +285,8 @@ absl::Status ChooseKept(DeviceOperation* operation) {
   } else if (const RowChoice& choice = operation->ranks[0].outcome.choice; choice.leaving() == 0) {
     kept.resize(shape.tokens);
     std::iota(kept.begin(), kept.end(), 0);
+  } else if (SharesHeads(*operation)) {
+    return ShareKept(operation, choice);
   } else {
     ASSIGN_OR_RETURN(const std::vector<uint32_t> victims, Victims(operation, choice));
     operation->kept_rows = sequence.rows();
@@ -243,6 +303,7 @@ absl::Status ChooseKept(DeviceOperation* operation) {
     }
   }
   operation->kept_tokens = static_cast<uint32_t>(kept.size() / operation->kept_rows);
+  operation->loses = operation->kept_tokens < shape.tokens;
   return absl::OkStatus();
 }
 
@@ -256,7 +317,7 @@ uint32_t LeadingBlocks(const DeviceOperation& operation) {
     while (i < same && positions[i] == i) ++i;
     same = i;
   }
-  // Everything stays, also the part of the last block that is not filled.
+  // Everything stays where it is, also the part of the last block that is not filled.
   return same == shape.tokens ? shape.blocks() : same / shape.tokens_per_block;
 }
 
@@ -269,7 +330,7 @@ absl::Status AnswerCompact(DeviceOperation* operation) {
   // The old sequence stays as well: a new table that shared blocks with it would need second holds on them.
   // A merge may write into any token that stays.
   const bool moves_all = request.keep_sources() || Merges(*operation);
-  const uint32_t leading = moves_all && kept < shape.tokens ? 0 : LeadingBlocks(*operation);
+  const uint32_t leading = moves_all && operation->loses ? 0 : LeadingBlocks(*operation);
   operation->settled = std::min(kept, leading * per_block);
   const uint32_t table = (kept + per_block - 1) / per_block;
   operation->destinations_used = table - leading;
@@ -281,7 +342,9 @@ absl::Status AnswerCompact(DeviceOperation* operation) {
   result->set_last_block_tokens(kept - (table - 1) * per_block);
   result->set_moved_from_block(leading);
   result->set_rows(operation->kept_rows);
-  result->mutable_kept_positions()->Add(operation->kept.begin(), operation->kept.end());
+  for (const uint32_t position : operation->kept) {
+    if (position != scorers::kNoToken) result->add_kept_positions(position);
+  }
   if (!request.keep_sources()) {
     for (uint32_t block = leading; block < shape.blocks(); ++block) {
       operation->released.push_back(BlockRef::Unpack(sequence.refs[block]));
@@ -290,7 +353,7 @@ absl::Status AnswerCompact(DeviceOperation* operation) {
   }
   result->set_released(static_cast<uint32_t>(operation->released.size()));
   result->set_blocks_read(BlocksRead(*operation));
-  if (kept < shape.tokens) {
+  if (operation->loses) {
     result->set_kept_digest(KeptDigest(request, operation->kept_rows, operation->kept));
   }
   if (request.has_low()) {

@@ -53,6 +53,13 @@ class ScoreWork {
     const SequenceShare& share() const { return sequence.shares[rank]; }
   };
   absl::Status ScoreSequence(const Part& part, const WantedScores& wanted, RankOutcome* outcome);
+  // Copies of blocks in which padding is no numbers, for scores that know none.
+  struct BlankedBlocks {
+    std::unique_ptr<KvBuffer> buffer;
+    std::vector<uint64_t> addresses;  // The sequence's blocks, or their copies.
+  };
+  // REQUIRES: the sequence has padding.
+  absl::StatusOr<BlankedBlocks> BlankPadding(const Part& part);
   // `gather` is this rank's.
   absl::Status Merge(DeviceOperation* operation, uint32_t rank, const scorers::GatherRequest& gather);
   // The same of the tokens that leave.
@@ -66,7 +73,8 @@ class ScoreWork {
   // `besides` is what it does beside its plans.
   absl::Status CheckTime(const DeviceOperation& operation, uint32_t rank,
                          const scorers::ScorePlan& besides = {}) const;
-  absl::Status CheckTime(double products, double seconds) const;
+  // `ranked`: scores that heads share a budget by, which takes the runner's time besides.
+  absl::Status CheckTime(double products, double seconds, double ranked = 0) const;
   absl::Status CheckWorkspace(const Part& part, size_t unkept_bytes) const;
 
   KvCompute& compute_;

@@ -23,6 +23,10 @@ using scorers::Scope;
 constexpr size_t kSharesOfQueue = 4;
 // An answer has at most so many scores or kept positions: it stays below gRPC's 4 MiB.
 constexpr uint64_t kMostNumbers = 262144;
+// Scores of tokens that heads share a budget by. They are ranked on the runner's thread, some 100 ns each.
+constexpr uint64_t kMostShared = 1 << 25;
+// Places of a compaction's tokens, those of padding among them.
+constexpr uint64_t kMostPlaces = 1 << 22;
 absl::StatusOr<scorers::BoundPolicy> Bind(const v1::Policy& policy) {
   std::vector<std::pair<std::string, std::string>> settings(policy.params().begin(), policy.params().end());
   std::sort(settings.begin(), settings.end());
@@ -413,11 +417,48 @@ absl::Status DeviceVerbs::PrepareCompact(Turn& turn, const v1::Compact& compact,
     kept = shape.tokens - scorers::TokensOverBudget(work.request.policy, shape, operation->budget_tokens);
     rows = work.rows();
   }
-  RETURN_IF_ERROR(CheckNumbers("compact", uint64_t{kept} * rows + (merges ? planes : 0)));
+  const bool is_ada = compact.heads() == v1::HEADS_ADA;
+  RETURN_IF_ERROR(CheckNumbers("compact", uint64_t{kept} * rows + (merges || is_ada ? planes : 0)));
+  if (is_ada) RETURN_IF_ERROR(PrepareAda(compact, operation));
   if (compact.has_low()) RETURN_IF_ERROR(PrepareLow(turn, compact, kept, operation));
   if (kept == shape.tokens) return absl::OkStatus();  // Nothing moves.
   const uint32_t per_block = shape.tokens_per_block;
-  return LeaseDestinations(turn, (kept + per_block - 1) / per_block - settled / per_block, operation);
+  const uint32_t length = is_ada ? operation->most_tokens : kept;
+  return LeaseDestinations(turn, (length + per_block - 1) / per_block - settled / per_block, operation);
+}
+
+absl::Status DeviceVerbs::PrepareAda(const v1::Compact& compact, DeviceOperation* operation) const {
+  const SequenceWork& work = operation->sequences[0];
+  const scorers::KvShape& shape = work.shape();
+  const v1::AdaTerms& ada = compact.ada();
+  const uint64_t rows = work.rows();
+  const uint32_t most = ada.most_tokens() == 0 ? 2 * compact.budget_tokens() : ada.most_tokens();
+  operation->most_tokens = std::min(most, shape.tokens);
+  if (rows * operation->most_tokens > kMostPlaces) {
+    return absl::InvalidArgumentError(absl::StrCat("compact.ada.most_tokens is ", most, ": ", rows,
+                                                   " heads of at most ", operation->most_tokens,
+                                                   " tokens are above the limit of ", kMostPlaces));
+  }
+  if (rows * shape.tokens > kMostShared) {
+    return absl::ResourceExhaustedError(absl::StrCat("compact: ", rows,
+                                                     " heads share a budget by the scores of ", shape.tokens,
+                                                     " tokens each; together they may be ", kMostShared));
+  }
+  if (ada.counts().empty()) return absl::OkStatus();
+  if (static_cast<uint64_t>(ada.counts_size()) != rows) {
+    return absl::InvalidArgumentError(absl::StrCat("compact.ada.counts has ", ada.counts_size(),
+                                                   " numbers; must have none, or one for each of ", rows,
+                                                   " planes"));
+  }
+  if (ada.counted_tokens() > shape.tokens) {
+    return absl::InvalidArgumentError(absl::StrCat("compact.ada.counted_tokens is ", ada.counted_tokens(),
+                                                   "; the sequence has ", shape.tokens, " tokens"));
+  }
+  operation->block_bytes = state_.facts.layout.block_bytes();
+  operation->padding.reserve(rows);
+  for (const uint32_t count : ada.counts())
+    operation->padding.push_back({.begin = count, .end = ada.counted_tokens()});
+  return absl::OkStatus();
 }
 
 absl::Status DeviceVerbs::StageLess(Turn& turn, const v1::LessTerms& terms, DeviceOperation* operation) {

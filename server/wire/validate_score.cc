@@ -297,6 +297,43 @@ absl::Status CheckLowTerms(const v1::Compact& compact, NamedBlocks* named) {
   return named->Add("compact.low.blocks", low.blocks(), /*shared=*/false);
 }
 
+absl::Status CheckHeads(const v1::Compact& compact) {
+  RETURN_IF_ERROR(CheckEnum("compact.heads", v1::Heads_IsValid(compact.heads()), compact.heads()));
+  if (compact.heads() != v1::HEADS_ADA) {
+    if (!compact.has_ada()) return absl::OkStatus();
+    return Invalid(
+        absl::StrCat("compact.ada goes with HEADS_ADA; heads is ", v1::Heads_Name(compact.heads())));
+  }
+  const bool drops =
+      compact.disposition() == v1::DISPOSITION_UNSPECIFIED || compact.disposition() == v1::DISPOSITION_DROP;
+  if (compact.scope() != v1::SCOPE_HEAD || !drops || compact.has_keep()) {
+    return Invalid(absl::StrCat(
+        "compact.heads is HEADS_ADA; must go with budget_tokens, SCOPE_HEAD and DISPOSITION_DROP: scope is ",
+        v1::Scope_Name(compact.scope()), ", disposition ", v1::Disposition_Name(compact.disposition()),
+        compact.has_keep() ? ", and keep is set" : ""));
+  }
+  const v1::AdaTerms& ada = compact.ada();
+  RETURN_IF_ERROR(CheckKnown("compact.ada", ada));
+  if (!(ada.least_share() >= 0 && ada.least_share() <= 1)) {
+    return Invalid(absl::StrCat("compact.ada.least_share is ", ada.least_share(), "; must be 0 to 1"));
+  }
+  if (ada.most_tokens() != 0) {
+    RETURN_IF_ERROR(CheckRange("compact.ada.most_tokens", ada.most_tokens(), compact.budget_tokens(),
+                               kMaxSequenceTokens));
+  }
+  RETURN_IF_ERROR(CheckRange("compact.ada.counts", ada.counts_size(), 0, 262144));
+  if (ada.counts().empty() && ada.counted_tokens() != 0) {
+    return Invalid(
+        absl::StrCat("compact.ada.counted_tokens is ", ada.counted_tokens(), "; must be 0 without counts"));
+  }
+  for (const uint32_t count : ada.counts()) {
+    if (count <= ada.counted_tokens()) continue;
+    return Invalid(absl::StrCat("compact.ada.counts has ", count, "; must be at most counted_tokens, ",
+                                ada.counted_tokens()));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckKeep(const v1::Compact& compact) {
   const RepeatedField<uint32_t>& positions = compact.keep().positions();
   RETURN_IF_ERROR(CheckKnown("compact.keep", compact.keep()));
@@ -371,6 +408,7 @@ absl::Status ValidateCompact(const v1::Compact& compact, uint32_t groups) {
   RETURN_IF_ERROR(CheckMergeTerms(compact));
   RETURN_IF_ERROR(CheckLowTerms(compact, &named));
   RETURN_IF_ERROR(CheckLessTerms(compact, &named));
+  RETURN_IF_ERROR(CheckHeads(compact));
   switch (compact.choice_case()) {
     case v1::Compact::kBudgetTokens:
       RETURN_IF_ERROR(CheckRange("compact.budget_tokens", compact.budget_tokens(), 1, kMaxSequenceTokens));

@@ -34,8 +34,11 @@ Peer Process(PeerCredentials credentials) {
   return {.process = std::make_shared<const PeerCredentials>(std::move(credentials))};
 }
 
-Peer Certificate(std::vector<std::string> names) {
-  return {.process = nullptr, .address = "ipv4:192.0.2.1:4242", .names = std::move(names)};
+Peer Certificate(std::vector<std::string> names, std::string certificate = "") {
+  return {.process = nullptr,
+          .address = "ipv4:192.0.2.1:4242",
+          .names = std::move(names),
+          .certificate = std::move(certificate)};
 }
 
 // The name of the rule that lets the peer in; "": none does.
@@ -63,7 +66,12 @@ TEST(AccessFileTest, EachFieldSaysWhatIsWrongWithItsValue) {
       {"cgroup", "/" + std::string(4096, 'x'), "it has 4097 bytes; the limit is 4096"},
       {"san", "*.example.com", "\"*.example.com\": names are compared whole: there are no wildcards"},
       {"san", std::string(257, 'x'), "it has 257 bytes; the limit is 256"},
-      {"role", "admin", "\"admin\": there are engine, observer and operator"},
+      {"certificate", "ab:cd",
+       "\"ab:cd\": write its SHA-256, 64 digits, as openssl x509 -fingerprint -sha256 does"},
+      {"certificate", std::string(63, 'a') + "g", "write its SHA-256, 64 digits"},
+      {"certificate", std::string(64, 'a') + "," + std::string(64, 'A'), "\" is there twice"},
+      {"role", "admin", "\"admin\": there are engine, observer and operator, or none alone"},
+      {"role", "none, observer", "\"none\": there are engine, observer and operator, or none alone"},
       {"tenant", "team a", "\"team a\": tenant has byte 32; allowed are [A-Za-z0-9._-]"},
       {"tenant", "a, *", "\"*\": tenant has byte 42; allowed are [A-Za-z0-9._-]"},
       {"tenant", std::string(65, 'x'), "tenant has 65 bytes; must have 0 to 64"},
@@ -79,7 +87,8 @@ TEST(AccessFileTest, EachFieldSaysWhatIsWrongWithItsValue) {
       {"weight", "1001", "the limits are 1 and 1000"},
       {"pinned-blocks", "1.5", "the limits are 0 and 4294967294"},
       {"share", "1",
-       "no such field; there are uid, gid, cgroup, san, role, tenant, sessions, guaranteed-blocks, "},
+       "no such field; there are uid, gid, cgroup, san, certificate, role, tenant, sessions, "
+       "guaranteed-blocks, "},
   };
   for (const auto& bad : kCases) {
     const std::string error = ErrorOf(absl::StrCat("# one\n[a rule]\n", bad.field, " = ", bad.value, "\n"));
@@ -90,14 +99,17 @@ TEST(AccessFileTest, EachFieldSaysWhatIsWrongWithItsValue) {
 
 TEST(AccessFileTest, ARuleIsWhole) {
   EXPECT_EQ(ErrorOf("[a]\nrole = observer\n"),
-            "rules:1: [a] matches nobody: it needs uid, gid, cgroup or san");
+            "rules:1: [a] matches nobody: it needs uid, gid, cgroup, san or certificate");
   EXPECT_EQ(ErrorOf("[a]\nuid = 1\n"), "rules:1: [a] role is missing");
   EXPECT_EQ(ErrorOf("[a]\nuid = 1\nsan = x\nrole = observer\n"),
             "rules:3: [a] san is for peers on the network, which have no uid, gid and cgroup");
-  EXPECT_EQ(ErrorOf("[a]\nsan = x\nrole = operator, engine\ntenant = t\n"),
-            "rules:3: [a] role = engine: engines are served on the Unix socket, and not by san");
+  EXPECT_EQ(
+      ErrorOf("[a]\nsan = x\nrole = operator, engine\ntenant = t\n"),
+      "rules:3: [a] role = engine: engines are served on the Unix socket, and not by san or certificate");
   EXPECT_EQ(ErrorOf("[a]\nuid = 1\nrole = engine\n"),
             "rules:1: [a] tenant is missing: an engine needs one, or *, by which each uid has its own");
+  EXPECT_EQ(ErrorOf("[a]\nuid = 1\ncertificate = " + std::string(64, 'a') + "\nrole = observer\n"),
+            "rules:3: [a] certificate is for peers on the network, which have no uid, gid and cgroup");
   for (const char* field : {"tenant", "sessions", "guaranteed-blocks", "verbs-a-second", "held-blocks",
                             "pinned-blocks", "space-blocks", "weight"}) {
     EXPECT_EQ(ErrorOf(absl::StrCat("[a]\nuid = 1\nrole = operator\n", field, " = 7\n")),
@@ -235,6 +247,39 @@ TEST(AccessRuleTest, ACertificateIsKnownByItsWholeNames) {
   EXPECT_EQ(RuleOf(*policy, Certificate({"ops.example.com.evil.org", "xops.example.com"})), "");
   EXPECT_EQ(RuleOf(*policy, Certificate({})), "");
   EXPECT_EQ(RuleOf(*policy, Process({.uid = 0})), "") << "a process has no certificate";
+}
+
+TEST(AccessRuleTest, ACertificateIsTakenBackAlone) {
+  const std::string lost(64, 'a'), next(64, 'b');
+  std::string as_openssl_writes_it;
+  for (int i = 0; i < 32; ++i) absl::StrAppend(&as_openssl_writes_it, i == 0 ? "AA" : ":AA");
+  const auto policy = Parsed("[lost]\ncertificate = " + as_openssl_writes_it +
+                             "\nrole = none\n[operators]\nsan = ops.example.com\nrole = operator\n");
+  EXPECT_EQ(RuleOf(*policy, Certificate({"ops.example.com"}, next)), "operators");
+  EXPECT_EQ(RuleOf(*policy, Process({.uid = 0})), "");
+  const auto refusal = [&](const Peer& peer) {
+    return std::string(policy->Admit(peer, AccessRole::kObserver, "ListSpaces").status().message());
+  };
+  EXPECT_THAT(
+      refusal(Certificate({"ops.example.com"}, lost)),
+      HasSubstr("(certificate of ops.example.com; SHA-256 " + lost + ") lacks: rule [lost] gives it none"));
+  EXPECT_THAT(refusal(Certificate({"ops.example.com"})),
+              HasSubstr("rule [lost] is by certificate, and its certificate is not known"));
+}
+
+TEST(AccessRuleTest, ARuleMayBeForOneCertificateOfAName) {
+  const std::string first(64, '1'), second(64, '2');
+  const auto policy = Parsed("[a]\nsan = a\ncertificate = " + first + "\nrole = operator\n");
+  EXPECT_EQ(RuleOf(*policy, Certificate({"a"}, first)), "a");
+  EXPECT_EQ(RuleOf(*policy, Certificate({"a"}, second)), "");
+  EXPECT_EQ(RuleOf(*policy, Certificate({"b"}, first)), "");
+  EXPECT_EQ(RuleOf(*policy, Certificate({"b"})), "") << "its name already says that it is another";
+}
+
+TEST(AccessRuleTest, NoRoleMeansNothing) {
+  const auto policy = Parsed("[banned]\nuid = 7\nrole = none\n[all]\nuid = *\nrole = operator\n");
+  EXPECT_EQ(RuleOf(*policy, Process({.uid = 7})), "");
+  EXPECT_EQ(RuleOf(*policy, Process({.uid = 8})), "all");
 }
 
 TEST(AccessRuleTest, RolesAreWhatTheySay) {

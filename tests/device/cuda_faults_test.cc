@@ -306,6 +306,33 @@ TEST(CudaDevices, AKernelThatReachesOutsideTakesTheContextAlong) {
               AllOf(StartsWith("sticky DATA_LOSS"), HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS")));
 }
 
+// No driver waits for it: who unmaps has to.
+TEST(CudaDevices, WorkThatIsQueuedMeetsWhatIsUnmapped) {
+  EXPECT_THAT(
+      InChild({},
+              [] {
+                ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, OpenCudaDevice("0"));
+                ASSIGN_OR_RETURN(const std::unique_ptr<Slab> slab, device->MakeSlab(2 * kMiB));
+                ASSIGN_OR_RETURN(const std::unique_ptr<MemberMemory> member,
+                                 ReserveCudaMemory(device->uuid_bytes(), {.reserve_bytes = 2 * kMiB}));
+                ASSIGN_OR_RETURN(UniqueFd fd, slab->Export());
+                RETURN_IF_ERROR(member->MapSlab(std::move(fd), 0, 2 * kMiB));
+                ASSIGN_OR_RETURN(const std::shared_ptr<const CudaContext> context, CudaContext::Open("0"));
+                ASSIGN_OR_RETURN(const CurrentContext current, context->MakeCurrent());
+                ASSIGN_OR_RETURN(const CudaStream stream, MakeStream(context));
+                const auto launch =
+                    reinterpret_cast<decltype(&cuLaunchHostFunc)>(FindDriverFunction("cuLaunchHostFunc"));
+                Gate step;
+                RETURN_IF_ERROR(context->Check(launch(stream.get(), Gate::Wait, &step), "a gate"));
+                RETURN_IF_ERROR(context->Check(
+                    context->driver().cuMemsetD8Async(member->base(), 1, kMiB, stream.get()), "a step"));
+                RETURN_IF_ERROR(member->UnmapSlab(0, 2 * kMiB));
+                step.Open();
+                return context->Finish(stream.get(), "a step");
+              }),
+      AllOf(StartsWith("sticky DATA_LOSS: a step"), HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS")));
+}
+
 TEST(CudaDevices, WorkFromAnyThreadAndLeaveItsContextAlone) {
   EXPECT_EQ(InChild({},
                     [] {

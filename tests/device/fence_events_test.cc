@@ -13,7 +13,6 @@
 #include "gtest/gtest.h"
 #include "tests/device/driver_function.h"
 #include "tests/device/gate.h"
-#include "tests/support/fake_cuda/controls.h"
 
 namespace kvpool {
 namespace {
@@ -105,34 +104,80 @@ TEST_F(FenceEventsTest, AGraphThatAThreadCapturesIsNotBroken) {
   EXPECT_TRUE(absl::IsFailedPrecondition(recorded)) << recorded;
 }
 
-TEST_F(FenceEventsTest, AMembersMemoryStaysWhileAStepRuns) {
-  constexpr size_t kBytes = size_t{64} << 20;
-  const absl::StatusOr<std::unique_ptr<Device>> device = OpenCudaDevice("0");
-  ASSERT_TRUE(device.ok()) << device.status();
-  const absl::StatusOr<std::unique_ptr<Slab>> slab = (*device)->MakeSlab(kBytes);
-  ASSERT_TRUE(slab.ok()) << slab.status();
-  absl::StatusOr<UniqueFd> fd = (*slab)->Export();
-  ASSERT_TRUE(fd.ok()) << fd.status();
-  absl::StatusOr<std::unique_ptr<MemberMemory>> member =
-      ReserveCudaMemory(context_->uuid_bytes(), {.reserve_bytes = kBytes});
-  ASSERT_TRUE(member.ok()) << member.status();
-  ASSERT_TRUE((*member)->MapSlab(*std::move(fd), 0, kBytes).ok());
-  Gate step;
-  HoldUpStream(&step);
-  std::atomic<bool> is_gone = false;
-  std::thread ending([&] {
-    member->reset();
-    is_gone = true;
-  });
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  EXPECT_FALSE(is_gone);
-  step.Open();
-  ending.join();
-  // The fake driver waits by itself, and says whether it had to.
-  if (const auto busy =
-          reinterpret_cast<decltype(&cuFakeBusyUnmaps)>(FindDriverFunction("cuFakeBusyUnmaps"))) {
-    EXPECT_EQ(busy(), 0);
+// Work that waits for its turn behind a gate writes to a member's memory, which is unmapped meanwhile.
+class UnmapTest : public FenceEventsTest {
+ protected:
+  static constexpr size_t kBytes = size_t{64} << 20;
+
+  void SetUp() override {
+    FenceEventsTest::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
+    absl::StatusOr<std::unique_ptr<Device>> device = OpenCudaDevice("0");
+    ASSERT_TRUE(device.ok()) << device.status();
+    device_ = *std::move(device);
+    absl::StatusOr<std::unique_ptr<Slab>> slab = device_->MakeSlab(kBytes);
+    ASSERT_TRUE(slab.ok()) << slab.status();
+    slab_ = *std::move(slab);
+    absl::StatusOr<UniqueFd> fd = slab_->Export();
+    ASSERT_TRUE(fd.ok()) << fd.status();
+    absl::StatusOr<std::unique_ptr<MemberMemory>> member =
+        ReserveCudaMemory(context_->uuid_bytes(), {.reserve_bytes = kBytes});
+    ASSERT_TRUE(member.ok()) << member.status();
+    member_ = *std::move(member);
+    ASSERT_TRUE(member_->MapSlab(*std::move(fd), 0, kBytes).ok());
+    HoldUpStream(&step_);
+    const auto set = reinterpret_cast<decltype(&cuMemsetD8Async)>(FindDriverFunction("cuMemsetD8Async"));
+    ASSERT_NE(set, nullptr);
+    const absl::StatusOr<CurrentContext> current = context_->MakeCurrent();
+    ASSERT_EQ(set(member_->base() + kBytes / 2, 1, kBytes / 2, stream_.get()), CUDA_SUCCESS);
   }
+  // `unmap` waits until the work is done, which then has met no fault.
+  template <typename Body>
+  void WaitsForTheStep(Body unmap) {
+    std::atomic<bool> is_gone = false;
+    std::thread unmapping([&] {
+      unmap();
+      is_gone = true;
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    EXPECT_FALSE(is_gone);
+    step_.Open();
+    unmapping.join();
+    EXPECT_TRUE(Record()->Wait().ok());
+  }
+
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Slab> slab_;
+  std::unique_ptr<MemberMemory> member_;
+  Gate step_;
+};
+
+TEST_F(UnmapTest, AMembersMemoryStaysWhileAStepRuns) {
+  WaitsForTheStep([this] { member_.reset(); });
+}
+
+TEST_F(UnmapTest, ASlabIsUnmappedOnceItsWorkIsFinished) {
+  WaitsForTheStep([this] {
+    EXPECT_TRUE(member_->FinishWork().ok());
+    EXPECT_TRUE(member_->UnmapSlab(0, kBytes).ok());
+  });
+}
+
+TEST_F(UnmapTest, ASlabStaysWhileAStreamCapturesAGraph) {
+  const auto begin =
+      reinterpret_cast<decltype(&cuStreamBeginCapture)>(FindDriverFunction("cuStreamBeginCapture_v2"));
+  const auto end = reinterpret_cast<decltype(&cuStreamEndCapture)>(FindDriverFunction("cuStreamEndCapture"));
+  step_.Open();
+  const absl::StatusOr<CurrentContext> current = context_->MakeCurrent();
+  const absl::StatusOr<CudaStream> captured = MakeStream(context_);
+  ASSERT_TRUE(captured.ok()) << captured.status();
+  ASSERT_EQ(begin(captured->get(), CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+  const absl::Status finished = member_->FinishWork();
+  EXPECT_TRUE(absl::IsFailedPrecondition(finished)) << finished;
+  CUgraph graph;
+  end(captured->get(), &graph);
+  EXPECT_TRUE(member_->FinishWork().ok());
+  EXPECT_TRUE(member_->UnmapSlab(0, kBytes).ok());
 }
 
 TEST_F(FenceEventsTest, AnEventUsedAgainMeansItsNewPoint) {

@@ -14,6 +14,8 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from transformers import DynamicCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import kvpool
 from kvpool_transformers import KvPoolCache, LessKernel, attention, fingerprint_of, open_session, train_gates, train_less
@@ -497,6 +499,27 @@ def test_hidden_states_choose_and_stay_with_their_tokens(daemon, scope, form):
         assert len(generate(model, ids, KvPoolCache(session, policy="kvzap", params=params, budget=64, scope=scope, weights=weights), tokens=60)) == 60
 
 
+def test_hidden_states_stay_with_tokens_of_heads_that_share_a_budget(daemon):
+    model, ids = llama(), prompt(150)
+    params = {"model": "linear", "recent": 0}
+    weights, _ = random_gates(params, layers=3)
+    with open_session(model, signals=True, socket=daemon.socket) as session, torch.no_grad():
+        told = {"policy": "kvzap", "params": params, "budget": 48, "scope": "head", "heads": "ada", "weights": weights, "seal": False}
+        cache, kept = KvPoolCache(session, **told), []
+        share = cache._share
+        cache._share = lambda compacted: kept.append(share(compacted)) or kept[-1]
+        model(ids, past_key_values=cache)
+        inputs = inputs_of(model, ids)
+        assert cache._counts is not None and cache._hidden.shape == (3, 2, cache.resident, 64)
+        for layer in range(3):
+            for head in range(2):
+                places = kept[0][layer, head]
+                count = int((places >= 0).sum())
+                assert torch.equal(cache._hidden[layer, head, :count], inputs[layer, places[:count]])
+                assert not cache._hidden[layer, head, count:].any()
+        assert len(generate(model, ids, KvPoolCache(session, **told), tokens=60)) == 60
+
+
 def test_hidden_states_are_bounded(daemon):
     model, ids = llama(), prompt(150)
     told = {"policy": "fast_kvzip", "budget": 64, "weights": torch.zeros(3 * (2 * 16 * (16 + 64) + 32 + 4 * (1 + 16 * 65)))}
@@ -527,7 +550,7 @@ def test_what_gates_learn_from_is_what_a_repeated_text_attends(chunk):
     peak, plus = torch.zeros(2, 3, 2, 40)
     with torch.no_grad():
         for part in ids.split(chunk):
-            again, cache = torch.cat([ids, ask, part])[None], transformers.DynamicCache()
+            again, cache = torch.cat([ids, ask, part])[None], DynamicCache()
             attentions = model(again, past_key_values=cache, output_attentions=True).attentions
             inputs = inputs_of(model, again)
             for layer in range(3):
@@ -667,6 +690,75 @@ def test_scores_of_each_head_move_with_its_tokens(daemon):
         assert len(generate(model, ids, KvPoolCache(session, policy="h2o", params={"recent": 16}, budget=64, scope="head"), tokens=60)) == 60
 
 
+def attend_to(visible):
+    """An attention function that attends per layer and KV head what `visible`, [layers][kv_heads][tokens], says, of the tokens up to its own."""
+    def attend(module, query, key, value, attention_mask, scaling=None, **kwargs):
+        tokens, queries = key.shape[2], query.shape[2]
+        place = torch.arange(tokens, device=query.device)
+        seen = torch.ones(key.shape[1], tokens, dtype=torch.bool, device=query.device)
+        told = visible[module.layer_idx]
+        if told is not None:
+            seen[:, :told.shape[1]] = told
+        mask = seen.repeat_interleave(2, 0)[:, None] & (place <= place[tokens - queries:, None])
+        key, value = (x.repeat_interleave(2, 1) for x in (key, value))
+        logits = (query @ key.transpose(2, 3) * scaling).masked_fill(~mask[None], float("-inf"))
+        return (logits.softmax(-1) @ value).transpose(1, 2), None
+
+    return attend
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("policy", ["keydiff", "snapkv", "h2o"])
+def test_heads_that_share_a_budget_attend_what_each_keeps(daemon, implementation, policy):
+    """Through a prompt, 70 tokens behind it and what they push out: logits are those of masks over a cache that has everything."""
+    model, reference, ids = llama(), llama(), prompt(170)
+    model.set_attn_implementation(implementation)
+    visible = [None] * 3
+    ALL_ATTENTION_FUNCTIONS.register("kvpool_test_visible", attend_to(visible))
+    reference.set_attn_implementation("kvpool_test_visible")
+    params = {"recent": 8} if policy == "h2o" else {}
+    with open_session(model, signals=True, socket=daemon.socket) as session, torch.no_grad():
+        cache = KvPoolCache(session, policy=policy, params=params, budget=48, scope="head", heads="ada", least_share=0.25, most=80, window=8)
+        shared, took = cache._share, []
+
+        def share(compacted):
+            took.append(compacted)
+            return shared(compacted)
+
+        cache._share = share
+        whole = DynamicCache(config=reference.config)
+        slots = torch.arange(100).expand(3, 2, 100)  # What token each KV head has where; below 0: none.
+        for step in [slice(0, 100), *(slice(i, i + 1) for i in range(100, 170))]:
+            ours = model(ids[:, step], past_key_values=cache).logits
+            theirs = reference(ids[:, step], past_key_values=whole).logits
+            assert torch.allclose(ours, theirs, atol=2e-4), step
+            if step.start >= 100:
+                slots = torch.cat([slots, torch.full((3, 2, 1), step.start)], 2)
+            if took:
+                rows = took.pop().kept_positions
+                kept = [slots.flatten(0, 1)[row][torch.tensor(places)] for row, places in enumerate(rows)]
+                slots = torch.nn.utils.rnn.pad_sequence(kept, batch_first=True, padding_value=-1).reshape(3, 2, -1)
+                for layer in range(3):
+                    visible[layer] = torch.stack([torch.isin(torch.arange(step.stop), own) for own in slots[layer]])
+                assert min(map(len, rows)) >= 12 and cache.resident == max(map(len, rows)) <= 80
+                # Of each layer's heads 48 tokens stay on average.
+                assert [len(first) + len(second) for first, second in zip(rows[::2], rows[1::2])] == [96] * 3
+                assert cache.held == 48
+                for name in ("_mass", "_mass_square"):
+                    if policy == "h2o":
+                        assert (getattr(cache, name)[slots < 0] == 0).all()
+        assert cache.logical == 170 and (slots < 0).any() and cache._sequence.tokens == cache.resident
+        keys = torch.stack([resident_keys(cache, layer) for layer in range(3)])
+        assert (keys[slots < 0] == 0).all() and (keys[slots >= 0] != 0).any(-1).all()
+        # What takes padding for tokens is refused.
+        with pytest.raises(kvpool.FailedPreconditionError, match="heads of this sequence keep different numbers"):
+            cache._sequence.prune(budget_tokens=32)
+        with pytest.raises(kvpool.FailedPreconditionError, match="heads of this sequence keep different numbers"):
+            cache._sequence.score()
+        with pytest.raises(kvpool.FailedPreconditionError, match="heads of this sequence keep different numbers"):
+            cache._sequence.compact(budget_tokens=32, scope="head")
+
+
 def test_mass_is_what_eager_attention_says(daemon):
     model, ids = llama(), prompt(60)
     with open_session(model, signals=True, socket=daemon.socket) as session, torch.no_grad():
@@ -736,6 +828,14 @@ def test_bad_input(daemon):
             KvPoolCache(session, policy="keydiff", budget=32, scope="token")
         with pytest.raises(ValueError, match="disposition is 'keep'; must be one of drop, merge, low, less"):
             KvPoolCache(session, policy="keydiff", budget=32, disposition="keep")
+        with pytest.raises(ValueError, match="heads is 'some'; must be one of equal, ada"):
+            KvPoolCache(session, policy="keydiff", budget=32, heads="some")
+        with pytest.raises(ValueError, match="heads='ada' goes with scope='head' and disposition='drop': scope is 'layer', disposition 'drop'"):
+            KvPoolCache(session, policy="keydiff", budget=32, scope="layer", heads="ada")
+        with pytest.raises(ValueError, match="least_share and most go with heads='ada'"):
+            KvPoolCache(session, policy="keydiff", budget=32, most=64)
+        with pytest.raises(ValueError, match="heads='ada' is part of attention: open_session"):
+            KvPoolCache(session, policy="keydiff", budget=32, scope="head", heads="ada")
         with pytest.raises(ValueError, match="merge_threshold goes with disposition='merge'"):
             KvPoolCache(session, policy="keydiff", budget=32, merge_threshold=0.5)
         with pytest.raises(ValueError, match="low_bits goes with disposition='low'"):
@@ -746,7 +846,7 @@ def test_bad_input(daemon):
             KvPoolCache(session, policy="keydiff", budget=32, disposition="less")
         with pytest.raises(ValueError, match="is part of attention: open_session"):
             KvPoolCache(session, policy="keydiff", budget=32, disposition="less", less=less_kernel())
-        for told in ({"scope": "head"}, {"disposition": "merge"}, {"weights": torch.ones(4)}, {"guard": True}, {"signals": {"peak": torch.ones(3, 2, 10)}}):
+        for told in ({"scope": "head"}, {"scope": "head", "heads": "ada"}, {"disposition": "merge"}, {"weights": torch.ones(4)}, {"guard": True}, {"signals": {"peak": torch.ones(3, 2, 10)}}):
             with pytest.raises(ValueError, match="go with a policy"):
                 KvPoolCache(session, **told)
         with pytest.raises(ValueError, match="guard=True goes by queries"):

@@ -210,6 +210,18 @@ void FillBudget(Input* input, Verb* verb) {
   if (input->OneIn(4)) verb->mutable_protection()->set_last_blocks(input->Below(4));
 }
 
+// Budgets that heads share, mostly of a sequence that they were shared of before.
+void FillHeads(Input* input, v1::Compact* compact) {
+  compact->set_heads(input->OneIn(8) ? static_cast<v1::Heads>(input->Below(4)) : v1::HEADS_ADA);
+  if (!input->OneIn(8)) compact->set_scope(v1::SCOPE_HEAD);
+  v1::AdaTerms* const terms = compact->mutable_ada();
+  if (input->OneIn(4)) terms->set_least_share(input->Below(9) / 8.0);
+  if (input->OneIn(4)) terms->set_most_tokens(input->Below(48));
+  if (input->OneIn(4)) return;
+  terms->set_counted_tokens(input->Below(24));
+  for (uint32_t i = 0; i < kKvHeads; ++i) terms->add_counts(input->Below(terms->counted_tokens() + 1));
+}
+
 // Mostly those that go with the disposition.
 void FillTerms(Input* input, const std::vector<uint64_t>& scratch, v1::Compact* compact) {
   const uint32_t of = input->OneIn(8) ? input->Below(5) : compact->disposition();
@@ -313,6 +325,8 @@ v1::Operation DeviceOperationOn(Input* input, const std::vector<uint64_t>& block
       if (input->OneIn(3)) {
         compact->set_disposition(static_cast<v1::Disposition>(input->Below(5)));
         if (!scratch.empty() && !input->OneIn(4)) FillTerms(input, scratch, compact);
+      } else if (!compact->has_keep() && input->OneIn(3)) {
+        FillHeads(input, compact);
       }
       break;
     }

@@ -358,7 +358,9 @@ void World::Heard(Process* process, const v1::StepResponse& response) {
   for (int i = 0; i < response.results_size(); ++i)
     Answered(process, response.sequence(), i, response.results(i));
   for (const auto& [named, holds] : ahead_) {
-    for (int i = 0; i < holds; ++i) holdings_.Add(named.first, process->space, named.second);
+    // An answer to a call of another session may have put it there.
+    const uint64_t space = sessions_.at(named.first).space;
+    for (int i = 0; i < holds; ++i) holdings_.Add(named.first, space, named.second);
   }
   ahead_.clear();
 }

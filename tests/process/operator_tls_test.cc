@@ -51,6 +51,7 @@ class OperatorTlsTest : public ::testing::Test {
       }
       for ca in old new foreign; do sign operator-$ca $ca 2; sign daemon-$ca $ca 2; done
       sign operator-expired new -1
+      sign successor-old old 2
       mkdir mount
       for file in ca.pem daemon.pem daemon.key; do ln -s ..data/$file mount/$file; done
       printf '[operators]\nsan = localhost\nrole = operator\n[local]\nuid = *\nrole = engine\ntenant = *\n' > access
@@ -302,6 +303,26 @@ TEST_F(OperatorTlsTest, NothingIsUpgradedThatCouldNotStart) {
   EXPECT_TRUE(LetsIn("old", "operator-old"));
   // Its keeper can't be killed instead: the daemon would go on.
   EXPECT_EQ(daemon_->Stop(), 0);
+}
+
+TEST_F(OperatorTlsTest, ACertificateIsTakenBackAndItsSuccessorOfTheSameNameIsNot) {
+  const Channel lost = Connect("old", "operator-old");
+  ASSERT_TRUE(GetStats(lost).ok());
+  const ProgramEnd digest = RunProgram(
+      {"/bin/sh", "-c", "openssl x509 -noout -fingerprint -sha256 -in " + File("operator-old.pem")});
+  ASSERT_EQ(digest.exit_code, 0) << digest.output;
+  const std::string fingerprint = digest.output.substr(digest.output.find('=') + 1);
+  std::ofstream(File("access")) << "[lost]\ncertificate = " << fingerprint
+                                << "\nrole = none\n[operators]\nsan = localhost\nrole = operator\n";
+  daemon_->Signal(SIGHUP);
+  ASSERT_TRUE(Logs("access rules read category=audit")) << daemon_->Log();
+  for (const Channel& channel : {lost, Connect("old", "operator-old")}) {
+    const grpc::Status refused = GetStats(channel);
+    EXPECT_EQ(refused.error_code(), grpc::StatusCode::PERMISSION_DENIED) << refused.error_message();
+    EXPECT_TRUE(absl::StrContains(refused.error_message(), "rule [lost] gives it none"))
+        << refused.error_message();
+  }
+  EXPECT_TRUE(LetsIn("old", "successor-old"));
 }
 
 TEST_F(OperatorTlsTest, ANameThatLeavesTheRulesIsRefusedOnConnectionsThatAreOpen) {

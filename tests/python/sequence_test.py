@@ -273,6 +273,53 @@ def test_compact_adds_to_a_state(session):
             kvpool.LessTerms(state="there", **terms)
 
 
+def test_heads_share_a_budget(session):
+    """By mass that the engine tells: once by a LiveSequence, which knows what is padding, and once by bare refs, which are told."""
+    layers, heads = np.asarray(session.k(blocks=1)).shape[1], np.asarray(session.k(blocks=1)).shape[3]
+    k = np.asarray(session.k(blocks=session.max_blocks))
+    rng = np.random.default_rng(5)
+
+    def scorer(tokens):
+        mass = rng.random((layers, heads, tokens)).astype(np.float32) * np.arange(1, heads + 1, dtype=np.float32)[None, :, None]
+        return kvpool.Scorer("h2o", {"recent": 0}, signals=[kvpool.Signal("mass", mass, per_layer=True, per_head=True)]), mass
+
+    def padding_of(refs, counts, length):
+        rows = np.concatenate([k[ref & 0xffffffff] for ref in refs], 1)[:, :length]  # [layers, tokens, heads, dim]
+        counts = np.array(counts).reshape(layers, 1, heads)
+        return (rows == 0).all(-1) == (np.arange(length)[None, :, None] >= counts)
+
+    with kvpool.LiveSequence(session) as sequence:
+        grow(session, sequence, range(1, 41))
+        told, mass = scorer(40)
+        done = sequence.compact(budget_tokens=12, scorer=told, scope="head", heads="ada", ada=kvpool.AdaTerms(least_share=0.5, most_tokens=20))
+        assert [len(row) for row in done.kept_positions] == done.counts and len(done.counts) == layers * heads
+        assert sequence.tokens == max(done.counts) <= 20 and min(done.counts) >= 6 and sum(done.counts) == 12 * layers * heads
+        for row, positions in enumerate(done.kept_positions):
+            of_row = mass[row // heads, row % heads]
+            assert set(positions) == set(np.argsort(of_row)[-len(positions):]), row
+        assert padding_of(sequence.refs, done.counts, sequence.tokens).all()
+        for refused in (lambda: sequence.prune(budget_tokens=16), sequence.score, lambda: sequence.compact(budget_tokens=4),
+                        lambda: session.select(sequence, kvpool.QueryWindow(np.zeros((layers, 1, heads, 8), np.float32)), budget_blocks=1),
+                        lambda: session.put_episode("name", [1.0], [sequence])):
+            with pytest.raises(kvpool.FailedPreconditionError, match="heads of this sequence keep different numbers of its first"):
+                refused()
+        length = sequence.tokens
+        grow(session, sequence, range(100, 110))
+        refs, before = list(sequence.refs), done.counts
+        terms = dict(scorer=scorer(length + 10)[0], scope="head", heads="ada")
+        # The same by bare refs, whose sources stay.
+        bare = session.compact(refs, budget_tokens=12, last_block_tokens=(length + 10) % 16, keep_sources=True,
+                               ada=kvpool.AdaTerms(counts=before, counted_tokens=length), **terms).wait()
+        for row, positions in enumerate(bare.kept_positions):
+            assert not any(before[row] <= position < length for position in positions)
+        again = sequence.compact(budget_tokens=12, **terms)
+        assert again.kept_positions == bare.kept_positions and again.counts == bare.counts
+        assert padding_of(sequence.refs, again.counts, sequence.tokens).all()
+        session.release(bare.table)
+        with pytest.raises(kvpool.InvalidArgumentError, match="compact.ada goes with HEADS_ADA; heads is HEADS_EQUAL"):
+            session.compact(sequence.refs, budget_tokens=4, ada=kvpool.AdaTerms()).wait()
+
+
 def test_views_survive_a_prune(daemon):
     with kvpool.Session(layout(), "a model", socket=daemon.socket, magazine_blocks=0) as session:
         sequence = kvpool.LiveSequence(session)

@@ -540,6 +540,8 @@ TEST_F(ComputeTest, GatherMovesTheBytesOfWhatStays) {
       std::vector<uint32_t> tokens(options.tokens);
       for (uint32_t t = 0; t < options.tokens; ++t) tokens[t] = t;
       while (tokens.size() > kept_tokens) tokens.erase(tokens.begin() + random.Below(tokens.size()));
+      // Some heads keep fewer, and the last one none.
+      std::fill(tokens.end() - (plane + 1 == planes ? kept_tokens : 3 * plane), tokens.end(), kNoToken);
       kept.insert(kept.end(), tokens.begin(), tokens.end());
     }
     SequenceOptions fewer = options;
@@ -548,12 +550,16 @@ TEST_F(ComputeTest, GatherMovesTheBytesOfWhatStays) {
     const auto from_staged = StagedSequence::Make(&compute(), sequence.kv(), {});
     const auto to_staged = StagedSequence::Make(&compute(), to.kv(), {});
     ASSERT_TRUE(from_staged.ok() && to_staged.ok());
-    GatherRequest request = {.from = from_staged->kv(),
-                             .to_blocks = to_staged->kv().blocks,
-                             .kept = kept.data(),
-                             .kept_layer_stride = uint64_t{options.heads} * kept_tokens,
-                             .kept_head_stride = kept_tokens,
-                             .kept_tokens = kept_tokens};
+    GatherRequest request = {
+        .from = from_staged->kv(),
+        .to_blocks = to_staged->kv().blocks,
+        .kept = kept.data(),
+        .kept_layer_stride = uint64_t{options.heads} * kept_tokens,
+        .kept_head_stride = kept_tokens,
+        .kept_tokens = kept_tokens,
+        .filler = arrangement == Arrangement::kTokenHeadDim || arrangement == Arrangement::kColumnMajorKeys
+                      ? Filler::kZero
+                      : Filler::kNan};
     ASSERT_TRUE(compute().Gather(request).ok());
     // The same on the host, where `to` lies.
     request.from = sequence.kv();

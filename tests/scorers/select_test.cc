@@ -56,32 +56,53 @@ TEST(SelectTest, WhatIsProtectedStays) {
   EXPECT_THAT(none.status().message(), HasSubstr("2 of 4 must leave for the budget, but 3 are protected"));
 }
 
-// What SelectShared does, by sorting all there is.
-std::vector<std::vector<uint32_t>> SharedBySorting(const std::vector<float>& scores,
-                                                   const SharedChoice& choice,
-                                                   const std::vector<uint8_t>& marks) {
+// What SelectShared does, by taking the best of all there is one by one.
+std::vector<std::vector<uint32_t>> SharedOneByOne(const std::vector<float>& scores,
+                                                  const SharedChoice& choice,
+                                                  const std::vector<uint8_t>& marks) {
   const uint32_t items = static_cast<uint32_t>(marks.size()), rows = choice.rows;
-  const uint32_t least = LeastKept(items - choice.count, choice.safeguard);
+  const uint32_t kept = items - choice.count - static_cast<uint32_t>(choice.discarded.size());
+  const uint32_t least = LeastKept(kept, choice.safeguard);
   std::vector<std::tuple<uint32_t, uint32_t, uint32_t>> all;  // (order of the score, item, row)
+  std::vector<uint32_t> stay(rows);
+  uint32_t in_all = 0;
   for (uint32_t row = 0; row < rows; ++row) {
-    std::vector<std::tuple<bool, uint32_t, uint32_t>> own;  // (protected, order of the score, item)
-    for (uint32_t i = 0; i < items; ++i) own.emplace_back(marks[i] != 0, OrderOf(scores[row * items + i]), i);
-    std::sort(own.begin(), own.end());
-    for (uint32_t i = 0; i + least < items; ++i) {
-      if (!std::get<0>(own[i])) all.emplace_back(std::get<1>(own[i]), std::get<2>(own[i]), row);
+    for (uint32_t i = 0; i < items; ++i) {
+      const bool is_absent =
+          !choice.absent.empty() && i >= choice.absent[row].begin && i < choice.absent[row].end;
+      if (is_absent) continue;
+      if (marks[i] == 0) {
+        all.emplace_back(OrderOf(scores[row * items + i]), i, row);
+      } else if (std::count(choice.discarded.begin(), choice.discarded.end(), i) == 0) {
+        ++stay[row];
+      }
     }
+    in_all += stay[row];
   }
-  std::sort(all.begin(), all.end());
+  std::sort(all.rbegin(), all.rend());
   std::vector<std::vector<uint32_t>> victims(rows);
-  for (uint32_t i = 0; i < choice.count * rows; ++i)
-    victims[std::get<2>(all[i])].push_back(std::get<1>(all[i]));
+  for (const bool safe : {true, false}) {
+    std::vector<std::tuple<uint32_t, uint32_t, uint32_t>> rest;
+    for (const auto& [order, item, row] : all) {
+      const bool stays = safe ? stay[row] < least : stay[row] < choice.most && in_all < rows * kept;
+      if (stays) {
+        ++stay[row];
+        ++in_all;
+      } else if (safe) {
+        rest.emplace_back(order, item, row);
+      } else {
+        victims[row].push_back(item);
+      }
+    }
+    all = rest;
+  }
   for (auto& of : victims) std::sort(of.begin(), of.end());
   return victims;
 }
 
-TEST(SelectSharedTest, SameAsSorting) {
+TEST(SelectSharedTest, SameAsOneByOne) {
   Random random(8);
-  for (int round = 0; round < 300; ++round) {
+  for (int round = 0; round < 1000; ++round) {
     const uint32_t rows = 1 + random.Below(5), items = 1 + random.Below(60);
     std::vector<float> scores(size_t{rows} * items);
     for (float& x : scores)
@@ -90,12 +111,26 @@ TEST(SelectSharedTest, SameAsSorting) {
     std::vector<uint8_t> marks(items);
     for (uint8_t& mark : marks) mark = random.Below(5) == 0;
     const uint32_t candidates = static_cast<uint32_t>(std::count(marks.begin(), marks.end(), 0));
-    const SharedChoice choice = {.rows = rows,
-                                 .count = static_cast<uint32_t>(random.Below(candidates + 1)),
-                                 .safeguard = std::vector<double>{0, 0.2, 0.7, 1}[random.Below(4)]};
+    SharedChoice choice = {.rows = rows,
+                           .count = static_cast<uint32_t>(random.Below(candidates + 1)),
+                           .safeguard = std::vector<double>{0, 0.2, 0.7, 1}[random.Below(4)]};
+    std::vector<uint32_t> discarded;
+    for (uint32_t i = 0; i < items && round % 3 == 1; ++i)
+      if (marks[i] != 0 && random.Below(2) == 0) discarded.push_back(i);
+    choice.discarded = discarded;
+    const uint32_t kept = items - choice.count - static_cast<uint32_t>(discarded.size());
+    if (random.Below(2) == 0) choice.most = kept + static_cast<uint32_t>(random.Below(items));
+    std::vector<IndexRange> absent(rows);
+    const auto counted = static_cast<uint32_t>(random.Below(items + 1));
+    for (IndexRange& range : absent)
+      range = {.begin = static_cast<uint32_t>(random.Below(counted + 1)), .end = counted};
+    if (round % 4 > 1) choice.absent = absent;
     const auto victims = SelectShared(scores.data(), choice, marks);
     ASSERT_TRUE(victims.ok()) << victims.status();
-    EXPECT_EQ(*victims, SharedBySorting(scores, choice, marks)) << "round " << round;
+    EXPECT_EQ(*victims, SharedOneByOne(scores, choice, marks)) << "round " << round;
+    size_t leaving = 0;
+    for (const auto& of : *victims) leaving += of.size();
+    if (choice.absent.empty()) EXPECT_EQ(leaving, size_t{choice.count} * rows);
   }
 }
 
@@ -194,6 +229,48 @@ TEST(ReduceTest, TokensOfABlock) {
 }
 
 class GatherTest : public testing::TestWithParam<Arrangement> {};
+
+// A row without a token is zeros, or no numbers.
+TEST_P(GatherTest, RowsWithoutATokenAreFilled) {
+  for (const KvDtype dtype :
+       {KvDtype::kF32, KvDtype::kF16, KvDtype::kBf16, KvDtype::kFp8E4m3, KvDtype::kFp8E5m2}) {
+    for (const Filler filler : {Filler::kZero, Filler::kNan}) {
+      const SequenceOptions options = {.k_dim = 256, .v_dim = 1, .dtype = dtype, .arrangement = GetParam()};
+      const Sequence from(options);
+      const uint32_t planes = options.layers * options.heads, kept_tokens = 9;
+      std::vector<uint32_t> kept(size_t{planes} * kept_tokens, kNoToken);
+      for (uint32_t plane = 0; plane < planes; ++plane)
+        for (uint32_t i = 0; i < std::min(plane, kept_tokens); ++i) kept[plane * kept_tokens + i] = 2 * i;
+      SequenceOptions to_options = options;
+      to_options.tokens = kept_tokens;
+      const Sequence to(to_options, [](bool, uint32_t, uint32_t, uint32_t, uint32_t) { return 1.0; });
+      HostWorkers workers(2);
+      Gather({.from = from.kv(),
+              .to_blocks = to.kv().blocks,
+              .kept = kept.data(),
+              .kept_layer_stride = uint64_t{options.heads} * kept_tokens,
+              .kept_head_stride = kept_tokens,
+              .kept_tokens = kept_tokens,
+              .filler = filler},
+             &workers);
+      const auto is_filled = [&](float x) { return filler == Filler::kNan ? std::isnan(x) : x == 0; };
+      for (uint32_t plane = 0; plane < planes; ++plane) {
+        const uint32_t l = plane / options.heads, h = plane % options.heads;
+        for (uint32_t i = 0; i < kept_tokens; ++i) {
+          const uint32_t source = kept[plane * kept_tokens + i];
+          for (uint32_t d = 0; d < 256; ++d) {
+            if (source == kNoToken) {
+              ASSERT_TRUE(is_filled(static_cast<float>(to.K(l, i, h, d))));
+              ASSERT_TRUE(is_filled(static_cast<float>(to.V(l, i, h, 0))));
+            } else {
+              ASSERT_EQ(to.K(l, i, h, d), from.K(l, source, h, d));
+            }
+          }
+        }
+      }
+    }
+  }
+}
 
 TEST_P(GatherTest, BytesOfWhatStaysInOrder) {
   for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16, KvDtype::kFp8E4m3}) {

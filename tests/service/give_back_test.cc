@@ -1057,6 +1057,33 @@ TEST_F(GiveBackTest, ASpaceUnderPressureGetsTheMemoryOfOneThatIsIdle) {
   EXPECT_EQ(Space(1).slabs, 3);
 }
 
+// It would have it by age alone: what it has cached is never older than a fraction of a second.
+TEST_F(GiveBackTest, WhoAsksForNothingTwiceGetsNothingOfWhoDoes) {
+  const auto a = Full(4);
+  const uint32_t end = Space(0).capacity + 1;
+  std::unique_ptr<Engine> b;
+  ASSERT_TRUE(OpenB(4, &b).ok());
+  ASSERT_EQ(Space(0).slabs, 3);
+  const auto rounds = [&](int count, int between_uses) {
+    for (int round = 0; round < count; ++round) {
+      if (round % between_uses == 1) EXPECT_GT(Found(a.get(), 1, end), 0);
+      Churn(b.get(), "b" + std::to_string(round % 64));
+      Settle({a.get(), b.get()});
+    }
+  };
+  // Until it is known of both.
+  rounds(800, 3);
+  const uint64_t evicted = Evicted(1);
+  rounds(200, 40);
+  EXPECT_EQ(Space(0).slabs, 3);
+  EXPECT_GT(Evicted(1), evicted + 1000) << "it had a use for more";
+  EXPECT_EQ(Found(a.get(), 1, end), Found(a.get(), 1, end));
+  // Who asks for nothing any more gives, even so.
+  clock_.Advance(600'000);
+  rounds(40, 1);
+  EXPECT_LT(Space(0).slabs, 3);
+}
+
 TEST_F(GiveBackTest, TenRoundsOfTwoModelsInTurn) {
   StartDaemon(6);
   for (int round = 0; round < 10; ++round) {

@@ -19,7 +19,7 @@ int Main(const std::vector<std::string>& arguments) {
   uint32_t blocks = 12000, weight = 1;
   Flags flags;
   flags.Add("blocks", &blocks, {.min = 1024, .max = 1'000'000}, "how many there are for both together");
-  flags.Add("weight", &weight, {.min = 0, .max = 1000}, "each model's; 0: ages alone decide");
+  flags.Add("weight", &weight, {.min = 0, .max = 1000}, "each model's; 0: what blocks save decides alone");
   const auto rest = flags.Parse(arguments);
   if (!rest.ok() || !rest->empty()) {
     std::fprintf(stderr, "bench_goodput: %s\n%s",

@@ -264,9 +264,9 @@ TEST_F(ScoreRanksTest, HeadsAreReducedBeforeLayersAreAndTokensAfterBoth) {
 }
 
 TEST_F(ScoreRanksTest, CompactGathersTheSameTokensOnEveryRank) {
-  for (const int i : {0, 1, 2, 3, 4, 5}) {
+  for (const int i : {0, 1, 2, 3, 4, 5, 8}) {
     const v1::Scope scope = std::array{v1::SCOPE_SEQUENCE, v1::SCOPE_LAYER, v1::SCOPE_HEAD}[i % 3];
-    const v1::Disposition disposition = i < 3 ? v1::DISPOSITION_DROP : v1::DISPOSITION_MERGE;
+    const v1::Disposition disposition = i < 3 || i == 8 ? v1::DISPOSITION_DROP : v1::DISPOSITION_MERGE;
     v1::Operation whole = CompactOp(whole_blocks_, 9), ranked = CompactOp(ranked_blocks_, 9);
     for (v1::Operation* operation : {&whole, &ranked}) {
       v1::Compact* compact = operation->mutable_compact();
@@ -275,11 +275,21 @@ TEST_F(ScoreRanksTest, CompactGathersTheSameTokensOnEveryRank) {
       compact->set_keep_sources(true);
       compact->mutable_policy()->set_name("inverse_key_l2");
       compact->set_disposition(disposition);
+      if (i == 8) {
+        // The heads of all ranks share a layer's budget.
+        compact->set_heads(v1::HEADS_ADA);
+        compact->mutable_ada()->set_most_tokens(12);
+        for (const uint32_t count : {9u, 3u, 11u, 12u, 5u, 12u, 12u, 0u})
+          compact->mutable_ada()->add_counts(count);
+        compact->mutable_ada()->set_counted_tokens(12);
+      }
     }
     const v1::CompactResult a = RunOk(whole_.get(), whole).compact();
     const v1::CompactResult b = RunOk(ranked_.get(), ranked).compact();
     ASSERT_EQ(a.table_size(), 3);
     ASSERT_EQ(b.table_size(), 3);
+    EXPECT_EQ(Refs(a.counts().begin(), a.counts().end()), Refs(b.counts().begin(), b.counts().end()));
+    EXPECT_EQ(a.counts_size(), i == 8 ? kLayers * kAllHeads : 0);
     EXPECT_EQ(a.rows(), b.rows());
     EXPECT_EQ(Refs(a.kept_positions().begin(), a.kept_positions().end()),
               Refs(b.kept_positions().begin(), b.kept_positions().end()))
@@ -395,9 +405,9 @@ class GuardedRanksTest : public ScoreRanksTest {
 };
 
 TEST_F(GuardedRanksTest, EachRankMeasuresItsHeadsAndTheDriftIsThatOfAll) {
-  for (const int i : {0, 1, 2, 3}) {
+  for (const int i : {0, 1, 2, 3, 4}) {
     const v1::Scope scope =
-        std::array{v1::SCOPE_SEQUENCE, v1::SCOPE_LAYER, v1::SCOPE_HEAD, v1::SCOPE_HEAD}[i];
+        std::array{v1::SCOPE_SEQUENCE, v1::SCOPE_LAYER, v1::SCOPE_HEAD, v1::SCOPE_HEAD, v1::SCOPE_HEAD}[i];
     const Both signals = Everything();
     v1::Operation whole = CompactOp(whole_blocks_, 9), ranked = CompactOp(ranked_blocks_, 9);
     for (v1::Operation* operation : {&whole, &ranked}) {
@@ -407,6 +417,7 @@ TEST_F(GuardedRanksTest, EachRankMeasuresItsHeadsAndTheDriftIsThatOfAll) {
       compact->set_keep_sources(true);
       compact->mutable_policy()->set_name("inverse_key_l2");
       *compact->mutable_signals() = operation == &whole ? signals.whole : signals.ranked;
+      if (i == 4) compact->set_heads(v1::HEADS_ADA);
     }
     const v1::CompactResult a = RunOk(whole_.get(), whole).compact();
     whole_->Release(Refs(a.table().begin(), a.table().end()));

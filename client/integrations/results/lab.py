@@ -130,6 +130,7 @@ class Lab:
         """As a cell says."""
         if cell["policy"] != "full":
             options.update(policy=cell["policy"], budget=cell["budget"], params=cell.get("params"), scope=cell.get("scope", "sequence"),
+                           heads=cell.get("heads", "equal"), most=cell.get("most"),
                            disposition=cell.get("disposition", "drop"), low_bits=cell.get("low_bits"))
         return kind(self.session(cell), seal=False, **options)
 

@@ -54,10 +54,13 @@ POLICIES = {  # What a row is called: (policy, parameters).
     "fast_kvzip": ("fast_kvzip", {}),
     "fast_kvzip, recent=128": ("fast_kvzip", {"recent": 128}),
     "duo_attention": ("duo_attention", {"sinks": 16, "recent": 64}),
+    "duo_attention, ada": ("duo_attention", {"sinks": 16, "recent": 64}),
     "random": ("random", {}),
 }
 # No score of a token or of a head: every head keeps the same.
 ONE_SCOPE = {"streaming_llm", "random"}
+# The KV heads of a layer share its budget, and one may keep all of the prompt: for models with several, each head its own tokens.
+SHARED = {"duo_attention, ada": {"heads": "ada", "most": pruning.PROMPT}}
 TEXTS = pruning.SEGMENTS[:2]
 DEPTHS = pruning.DEPTHS[:5]
 SAMPLES = 1  # Prompts at each depth.
@@ -80,6 +83,7 @@ GATES = {
 }
 GATED = {name: (name, {}) for name in GATES} | {  # (Weights, what a cache is told besides).
     "fast_kvzip, recent=128": ("fast_kvzip", {}),
+    "duo_attention, ada": ("duo_attention", {}),
     # Its own window, and sinks, which KVzip+ holds to be worth nothing.
     **{f"{name}, sinks": (name, {"protection": kvpool.Protection(first_tokens=4, last_tokens=128)}) for name in ("kvzap, linear", "kvzap, mlp")}}
 GATE_WINDOWS, GATE_TOKENS, GATE_HELD = 18, 1024, 2
@@ -283,15 +287,33 @@ def _equal_bytes_cells(where):
                    "budget": low_budget(share, bits) if low else pruning.PROMPT // share}
 
 
+# Heads that share a budget: (what each keeps, tokens that stay in a head on average, the longest list and so the sequence's length at most).
+# Of two neighbours as many stay in a head; the second and the third take as many bytes at most. Gemma 3 has one KV head a layer, which shares nothing.
+HEADS = (("equal", BUDGET // 2, BUDGET // 2), ("ada", BUDGET // 2, BUDGET), ("equal", BUDGET, BUDGET), ("ada", BUDGET, 2 * BUDGET))
+HEADS_MODEL, HEADS_OF = "SmolLM2 135M", ("keydiff", "snapkv", "chunkkv over snapkv", "compactor")
+
+
+def _heads_cells(where):
+    for place in where:
+        cell = {"model": HEADS_MODEL, "block": BLOCK, **place}
+        yield {**cell, "policy": "full", "budget": 0}
+        for name, (heads, budget, most) in itertools.product(HEADS_OF, HEADS):
+            policy, params = POLICIES[name]
+            most = {"most": most} if heads == "ada" else {}
+            yield {**cell, "name": name, "policy": policy, "params": params, "scope": "head", "heads": heads, "budget": budget, **most}
+
+
 def _cells(where):
     for place in where:
         for model in MODELS:
             cell = {"model": model, "block": BLOCK, **place}
             yield {**cell, "policy": "full", "budget": 0}
             for name, scope in itertools.product(POLICIES, SCOPES):
+                if name in SHARED and (scope == "sequence" or model != HEADS_MODEL):
+                    continue
                 if scope == "sequence" or name not in ONE_SCOPE:
                     policy, params = POLICIES[name]
-                    yield {**cell, "name": name, "policy": policy, "params": params, "scope": scope, "budget": BUDGET}
+                    yield {**cell, "name": name, "policy": policy, "params": params, "scope": scope, "budget": BUDGET, **SHARED.get(name, {})}
 
 
 def _texts():
@@ -325,6 +347,15 @@ def low_perplexity_cells():
 
 def low_retrieval_cells():
     return _equal_bytes_cells(_prompts(DEPTHS[::2]))
+
+
+def heads_perplexity_cells():
+    """What is behind the prompt stays: heads that share a budget would drop it token by token, the others whole blocks of it."""
+    return ({**cell, "prunes": False} for cell in _heads_cells(_texts()))
+
+
+def heads_retrieval_cells():
+    return _heads_cells(_prompts(DEPTHS))
 
 
 def perplexity(lab, cell):

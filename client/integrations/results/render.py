@@ -1,5 +1,6 @@
 """RESULTS.md and its picture, from the figures that are there."""
 
+import itertools
 import math
 import platform
 import re
@@ -228,6 +229,28 @@ def equal_bytes(perplexities, retrievals):
 {quality.LOW_MODEL}, each KV head its own tokens; texts and prompts are those of the table above, but nothing leaves behind the prompt, where a smaller
 budget would drop more of what is written. Made by `client/integrations/results.sh low_perplexity low_retrieval`.
 """, *_ranked(perplexities, retrievals, quality.LOW_MODEL, "bytes, what leaves is", rows), LOW])
+
+
+def heads(perplexities, retrievals):
+    """A row for each policy, budget and way to spread it over heads."""
+    parts = [f"""The KV heads of a layer share its budget by their scores (`heads="ada"`, AdaKV), against heads that keep as many tokens each. All heads of all layers share
+blocks, so the sequence is as long as the longest list of any head, and that is what it takes in bytes: `length` has it behind the text, of {pruning.PROMPT + pruning.SCORED} tokens, mean
+over the texts. Two neighbouring rows keep as many tokens in a head on average; the {quality.HEADS[2][1]} tokens of `equal` and the {quality.HEADS[1][1]} of `ada` may take as many bytes. Texts and what is measured are
+those of the tables above, with prompts at {len(quality.DEPTHS[::2])} of their depths. Made by `client/integrations/results.sh heads_perplexity heads_retrieval`.
+"""]
+    for model in MODELS:
+        rows = []
+        for name, (heads_of, budget, _) in itertools.product(quality.HEADS_OF, quality.HEADS):
+            here = {"model": model, "name": name, "heads": heads_of, "budget": budget}
+            lengths = [value["resident"] for _, value in perplexities.where(**here)]
+            if lengths:
+                rows += _quality(perplexities, retrievals, [name, f"{budget}, {heads_of}; length {statistics.fmean(lengths):.0f}"], here)
+        parts += _ranked(perplexities, retrievals, model, "tokens a head", rows)
+    return "\n".join([*parts, HEADS])
+
+
+HEADS = """TODO
+"""
 
 
 LOW = """In 4 bits what leaves is nearly as good as what stays, whichever policy chooses: in a third of the bytes, of which the 64 tokens in 16 bits have an
@@ -550,6 +573,7 @@ SECTIONS = (  # What each is called, what writes it, of which tables.
     ("Selection for sparse attention", selected, ("selection",)),
     ("Drop or merge", dispositions, ("disposition_perplexity", "disposition_retrieval")),
     ("Drop, merge, or low precision, in equal bytes", equal_bytes, ("low_perplexity", "low_retrieval")),
+    ("Heads that share a budget", heads, ("heads_perplexity", "heads_retrieval")),
     ("The paper's order: PagedEviction above streaming_llm and inverse_key_l2", order, ("perplexity", "retrieval")),
     ("Scores: kvpress", kvpress, ("kvpress",)),
 )

@@ -38,6 +38,9 @@ class Record(Cache):
     def state_of(self, layer, query):
         """Nothing has left."""
 
+    def padding_of(self, layer, tokens):
+        """Nothing has left."""
+
     def peak(self, model, asks, chunk=512):
         """The greatest attention of each token, [layers, kv_heads, tokens], while the model is made to repeat the prompt (KVzip).
 

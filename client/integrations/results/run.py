@@ -34,6 +34,8 @@ TABLES = {  # name: (cells, what measures one)
     "disposition_retrieval": (quality.disposition_retrieval_cells, quality.retrieval),
     "low_perplexity": (quality.low_perplexity_cells, quality.perplexity),
     "low_retrieval": (quality.low_retrieval_cells, quality.retrieval),
+    "heads_perplexity": (quality.heads_perplexity_cells, quality.perplexity),
+    "heads_retrieval": (quality.heads_retrieval_cells, quality.retrieval),
     "kvpress": (presses.cells, presses.measure),  # With tests/engines.sh --kvpress.
 }
 VLLM = {  # With tests/engines.sh --vllm.

@@ -3,7 +3,7 @@
 import atexit as _atexit
 
 from kvpool import errors as errors
-from kvpool._core import (BlockArray, BlockCopier, Blocks, BlockTable, BudgetPlan, CompactResult, EpisodeHit, Layout,
+from kvpool._core import (AdaTerms, BlockArray, BlockCopier, Blocks, BlockTable, BudgetPlan, CompactResult, EpisodeHit, Layout,
                           LayerGroup, LessTerms, LiveSequence, LowLayout, MatchHit, Notice, PendingCompact, PendingEpisode, PendingMatch,
                           PendingPrune, PendingPutEpisode, PendingScore, PendingSeal, PendingSelect, Plane, PrefixHasher,
                           Protection, PruneResult, PutEpisodeResult, QueryWindow, ScoreResult, Scorer, SealOutcome,
@@ -13,7 +13,7 @@ from kvpool.errors import *  # noqa: F403
 from kvpool.errors import __all__ as _errors
 
 __all__ = [
-    "BlockArray", "BlockCopier", "Blocks", "BlockTable", "BudgetPlan", "CompactResult", "EpisodeHit", "Layout",
+    "AdaTerms", "BlockArray", "BlockCopier", "Blocks", "BlockTable", "BudgetPlan", "CompactResult", "EpisodeHit", "Layout",
     "LayerGroup", "LessTerms", "LiveSequence", "LowLayout", "MatchHit", "Notice", "PendingCompact", "PendingEpisode", "PendingMatch",
     "PendingPrune", "PendingPutEpisode", "PendingScore", "PendingSeal", "PendingSelect", "Plane", "PrefixHasher",
     "Protection", "PruneResult", "PutEpisodeResult", "QueryWindow", "ScoreResult", "Scorer", "SealOutcome", "SelectResult",

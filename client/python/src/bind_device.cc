@@ -138,12 +138,25 @@ void BindPruneResults(nb::module_& module) {
             const uint32_t rows = std::max(1u, r.proto.rows());
             const auto& all = r.proto.kept_positions();
             std::vector<std::vector<uint32_t>> positions(rows);
-            const int each = all.size() / static_cast<int>(rows);
-            for (int i = 0; i < all.size(); ++i)
-              positions[static_cast<size_t>(i / std::max(1, each))].push_back(all[i]);
+            auto from = all.begin();
+            for (uint32_t row = 0; row < rows; ++row) {
+              const uint32_t own =
+                  std::min(static_cast<uint32_t>(all.end() - from),
+                           r.proto.counts().empty() ? static_cast<uint32_t>(all.size()) / rows
+                                                    : r.proto.counts().at(static_cast<int>(row)));
+              positions[row].assign(from, from + own);
+              from += own;
+            }
             return positions;
           },
           "One list for each row: positions in the sequence as it was, ascending.")
+      .def_prop_ro(
+          "counts",
+          [](const PyCompactResult& r) {
+            return std::vector<uint32_t>(r.proto.counts().begin(), r.proto.counts().end());
+          },
+          "Of heads 'ada', where tokens left: how many tokens each plane keeps, [layers][KV heads of all\n"
+          "ranks]. The table has as many as the greatest, and rows of the others end with zeros.")
       .def_prop_ro(
           "released", [](const PyCompactResult& r) { return r.proto.released(); },
           "Holds given back on blocks of the sequence as it was.")
@@ -226,7 +239,8 @@ PyPending<v1::CompactResult> Compact(
     uint32_t last_block_tokens, const TokenRanges& protect, const PyProtection* protection,
     const TokenRanges& discard, bool fresh, bool keep_sources, const std::string& disposition,
     const std::vector<float>& merge_thresholds, float merge_smoothing, nb::handle low_blocks,
-    uint32_t low_bits, const PyLessTerms* less, std::optional<uint64_t> after) {
+    uint32_t low_bits, const PyLessTerms* less, const std::string& heads, const PyAdaTerms* ada,
+    std::optional<uint64_t> after) {
   const std::vector<BlockRef> refs = BareRefsOf(blocks);
   v1::Compact request = CompactRequestOf(scorer,
                                          {.budget_tokens = budget_tokens,
@@ -239,7 +253,9 @@ PyPending<v1::CompactResult> Compact(
                                           .merge_smoothing = merge_smoothing,
                                           .low_blocks = RefsOf(low_blocks),
                                           .low_bits = low_bits,
-                                          .less = less},
+                                          .less = less,
+                                          .heads = heads,
+                                          .ada = ada},
                                          {.protect = protect, .protection = protection, .discard = discard});
   Fill(refs, {.group = group, .last_block_tokens = last_block_tokens}, request.mutable_sequence());
   return {session, ValueOf(session->Use([&](Session& open) {
@@ -335,7 +351,7 @@ void BindPruning(SessionClass& session) {
       nb::arg("keep_sources") = false, nb::arg("disposition") = "drop",
       nb::arg("merge_thresholds") = std::vector<float>(), nb::arg("merge_smoothing") = 0.0f,
       nb::arg("low_blocks") = nb::make_tuple(), nb::arg("low_bits") = 0, nb::arg("less").none() = nb::none(),
-      nb::arg("after") = nb::none(),
+      nb::arg("heads") = "equal", nb::arg("ada").none() = nb::none(), nb::arg("after") = nb::none(),
       nb::sig(
           "def compact(self, blocks: collections.abc.Sequence[int], *, budget_tokens: int | None = "
           "None, keep: collections.abc.Sequence[int] | None = None, scorer: Scorer | str | None = "
@@ -344,7 +360,8 @@ void BindPruning(SessionClass& session) {
           "discard: collections.abc.Sequence[tuple[int, int]] = (), fresh: bool = False, keep_sources: "
           "bool = False, disposition: str = 'drop', merge_thresholds: collections.abc.Sequence[float] = (), "
           "merge_smoothing: float = 0.0, low_blocks: Refs = (), low_bits: int = 0, less: LessTerms | None = "
-          "None, after: int | None = None) -> PendingCompact"),
+          "None, heads: str = 'equal', ada: AdaTerms | None = None, after: int | None = None) -> "
+          "PendingCompact"),
       "LiveSequence.compact for bare refs, like prune: the holds of the answer's `table` are left, new\n"
       "blocks among them; with `keep_sources` also those of the blocks that were moved.");
 }

@@ -104,6 +104,8 @@ v1::Compact CompactRequestOf(nb::handle scorer, const CompactArguments& argument
     terms.set_bits(arguments.low_bits);
   }
   if (arguments.less != nullptr) *request.mutable_less() = arguments.less->proto;
+  request.set_heads(EnumOf<v1::Heads>(arguments.heads, "HEADS_", "heads", &v1::Heads_Parse));
+  if (arguments.ada != nullptr) *request.mutable_ada() = arguments.ada->proto;
   return request;
 }
 
@@ -415,6 +417,27 @@ void BindLessTerms(nb::module_& module) {
           "float32 [layers][kv_heads][rank][v_head_dim + 1]. Arrays, but for `state`, or BlockArrays.");
 }
 
+void BindAdaTerms(nb::module_& module) {
+  nb::class_<PyAdaTerms>(module, "AdaTerms", "Terms of a compact's heads 'ada'; see AdaTerms in score.proto.")
+      .def(
+          "__init__",
+          [](PyAdaTerms* self, double least_share, uint32_t most_tokens, const std::vector<uint32_t>& counts,
+             uint32_t counted_tokens) {
+            new (self) PyAdaTerms;
+            self->proto.set_least_share(least_share);
+            self->proto.set_most_tokens(most_tokens);
+            self->proto.mutable_counts()->Assign(counts.begin(), counts.end());
+            self->proto.set_counted_tokens(counted_tokens);
+          },
+          nb::kw_only(), nb::arg("least_share") = 0.0, nb::arg("most_tokens") = 0,
+          nb::arg("counts") = std::vector<uint32_t>(), nb::arg("counted_tokens") = 0,
+          nb::sig("def __init__(self, *, least_share: float = 0.0, most_tokens: int = 0, counts: "
+                  "collections.abc.Sequence[int] = (), counted_tokens: int = 0) -> None"),
+          "`least_share` of the budget stays in each head, 0: a fifth; at most `most_tokens` stay, 0: twice\n"
+          "the budget, which bounds how long the sequence is. `counts` and `counted_tokens`, which a\n"
+          "LiveSequence fills in: what the last such compact of it left each head of so many tokens.");
+}
+
 void BindScorer(nb::module_& module) {
   nb::class_<PyProtection>(
       module, "Protection",
@@ -457,6 +480,7 @@ void BindScoring(nb::module_& module) {
   BindBlockArray(module);
   BindSignals(module);
   BindLessTerms(module);
+  BindAdaTerms(module);
   BindScorer(module);
 }
 

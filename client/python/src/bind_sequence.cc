@@ -145,7 +145,8 @@ PyCompactResult Compact(PySequence& sequence, std::optional<uint32_t> budget_tok
                         const TokenRanges& discard, bool fresh, bool keep_sources,
                         const std::string& disposition, const std::vector<float>& merge_thresholds,
                         float merge_smoothing, nb::handle low_blocks, uint32_t low_bits,
-                        const PyLessTerms* less, Timeout timeout, std::optional<uint64_t> after) {
+                        const PyLessTerms* less, const std::string& heads, const PyAdaTerms* ada,
+                        Timeout timeout, std::optional<uint64_t> after) {
   const v1::Compact request =
       CompactRequestOf(scorer,
                        {.budget_tokens = budget_tokens,
@@ -158,7 +159,9 @@ PyCompactResult Compact(PySequence& sequence, std::optional<uint32_t> budget_tok
                         .merge_smoothing = merge_smoothing,
                         .low_blocks = RefsOf(low_blocks),
                         .low_bits = low_bits,
-                        .less = less},
+                        .less = less,
+                        .heads = heads,
+                        .ada = ada},
                        {.protect = protect, .protection = protection, .discard = discard});
   return {sequence.Ask(
       timeout, [&](LiveSequence& live) { return live.Compact(request, Deadline::min(), StepOf(after)); },
@@ -311,15 +314,16 @@ void BindBudget(SequenceClass& sequence) {
           nb::arg("discard") = TokenRanges(), nb::arg("fresh") = false, nb::arg("keep_sources") = false,
           nb::arg("disposition") = "drop", nb::arg("merge_thresholds") = std::vector<float>(),
           nb::arg("merge_smoothing") = 0.0f, nb::arg("low_blocks") = nb::make_tuple(),
-          nb::arg("low_bits") = 0, nb::arg("less").none() = nb::none(), nb::arg("timeout") = 30.0,
-          nb::arg("after") = nb::none(),
+          nb::arg("low_bits") = 0, nb::arg("less").none() = nb::none(), nb::arg("heads") = "equal",
+          nb::arg("ada").none() = nb::none(), nb::arg("timeout") = 30.0, nb::arg("after") = nb::none(),
           nb::sig("def compact(self, *, budget_tokens: int | None = None, keep: "
                   "collections.abc.Sequence[int] | None = None, scorer: Scorer | str | None = None, "
                   "scope: str = 'sequence', protect: collections.abc.Sequence[tuple[int, int]] = (), "
                   "protection: Protection | None = None, discard: collections.abc.Sequence[tuple[int, "
                   "int]] = (), fresh: bool = False, keep_sources: bool = False, disposition: str = 'drop', "
                   "merge_thresholds: collections.abc.Sequence[float] = (), merge_smoothing: float = 0.0, "
-                  "low_blocks: Refs = (), low_bits: int = 0, less: LessTerms | None = None, timeout: float | "
+                  "low_blocks: Refs = (), low_bits: int = 0, less: LessTerms | None = None, heads: "
+                  "str = 'equal', ada: AdaTerms | None = None, timeout: float | "
                   "None = 30.0, after: int | None = None) -> CompactResult"),
           "Gathers the tokens that score highest, or those of `keep`, into fewer blocks. Tokens [begin,\n"
           "end) of `protect` stay, those of `discard` leave first. `disposition` is what becomes of the\n"
@@ -329,7 +333,11 @@ void BindBudget(SequenceClass& sequence) {
           "this call, of which `merge_smoothing` is the weight otherwise; or 'low' (MiKV), which writes\n"
           "them to `low_blocks` in `low_bits` (4, or 2 or 8) an element: leased by the caller, who owns "
           "them\n"
-          "and asks Layout.low how many that takes. DeadlineExceededError: ask finish_compact.")
+          "and asks Layout.low how many that takes. With scope 'head', heads='ada' lets the KV heads of a\n"
+          "layer share its budget by their scores, by the terms of `ada` (AdaKV). Then the table is as long\n"
+          "as the longest head's list, the rows of the others end with padding, which no query may attend,\n"
+          "and of the verbs that score only such a compact is for the sequence. DeadlineExceededError: ask "
+          "finish_compact.")
       .def(
           "finish_compact",
           [](PySequence& sequence, Timeout timeout) {
@@ -356,6 +364,7 @@ v1::Sequence SequenceOf(const std::string& field, nb::handle table,
   const std::shared_ptr<SharedSession>* of = nullptr;
   if (nb::isinstance<PySequence>(table)) {
     const PySequence& sequence = nb::cast<const PySequence&>(table);
+    Check(sequence.get().CheckUnpadded());
     proto = sequence.get().ToProto();
     of = &sequence.session();
   } else if (nb::isinstance<PyBlockTable>(table)) {

@@ -274,8 +274,9 @@ void BindMemory(SessionClass& session) {
           },
           "Unmaps the slabs that the daemon has asked back of a session opened with give_back=\"by_call\", "
           "and\n"
-          "returns their bytes. No work of this process that is under way touches a block at or above\n"
-          "capacity_blocks.");
+          "returns their bytes; on a GPU, once all that this process has queued there is done.\n"
+          "FailedPreconditionError: a stream captures a graph, and they stay. What is queued later touches\n"
+          "no block at or above capacity_blocks.");
 }
 
 void BindVerbs(SessionClass& session) {

@@ -68,6 +68,11 @@ struct PyLessTerms {
   std::vector<nb::object> keeps;
 };
 
+// Terms of heads that share a budget.
+struct PyAdaTerms {
+  v1::AdaTerms proto;
+};
+
 struct CompactArguments {
   std::optional<uint32_t> budget_tokens;  // This or `keep` is set.
   std::optional<std::vector<uint32_t>> keep;
@@ -79,6 +84,8 @@ struct CompactArguments {
   std::vector<BlockRef> low_blocks;  // Only where tokens go on in low precision.
   uint32_t low_bits = 0;
   const PyLessTerms* less = nullptr;  // Only where they are added to a state.
+  std::string heads;
+  const PyAdaTerms* ada = nullptr;  // Only where heads share a budget.
 };
 v1::Compact CompactRequestOf(nb::handle scorer, const CompactArguments& arguments,
                              const WhateverScore& ranges);

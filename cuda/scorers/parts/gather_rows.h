@@ -10,17 +10,51 @@
 
 namespace kvpool::scorers {
 
+// No token. In place of the index of one that stays it says that the row has none, and all its elements are the filler.
+inline constexpr uint32_t kNoToken = UINT32_MAX;
+enum class Filler : uint8_t { kZero, kNan };
+
 // The arguments of a compaction.
 struct GatherRequest {
   KvView from;
   const uint64_t* to_blocks = nullptr;  // addresses of ceil(kept_tokens / tokens_per_block) blocks
   // Ascending indices of the tokens that stay: kept[layer * layer_stride + head * head_stride + i]. A stride
-  // of 0 says that all layers or heads keep the same tokens.
+  // of 0 says that all layers or heads keep the same tokens. kNoToken may be among them where nothing is merged.
   const uint32_t* kept = nullptr;
   uint64_t kept_layer_stride = 0;
   uint64_t kept_head_stride = 0;
   uint32_t kept_tokens = 0;
+  Filler filler = Filler::kZero;
 };
+
+// The bits of a NaN.
+KVPOOL_HOST_DEVICE constexpr uint32_t NanBits(KvDtype dtype) {
+  switch (dtype) {
+    case KvDtype::kF32:
+      return 0x7fc00000u;
+    case KvDtype::kF16:
+      return 0x7e00u;
+    case KvDtype::kBf16:
+      return 0x7fc0u;
+    case KvDtype::kFp8E4m3:
+      return 0x7fu;
+    case KvDtype::kFp8E5m2:
+      return 0x7eu;
+  }
+  return 0;
+}
+
+// Fills one row by a row team with elements of these bits.
+template <typename Team>
+KVPOOL_HOST_DEVICE void FillRow(const Team& team, const KvPlane& plane, KvDtype dtype, uint32_t bits,
+                                unsigned char* to) {
+  const uint32_t element_bytes = BytesOf(dtype);
+  for (uint32_t d = team.in_row(); d < plane.head_dim; d += team.row_width()) {
+    const uint64_t at = d * plane.dim_stride_bytes;
+    for (uint32_t byte = 0; byte < element_bytes; ++byte)
+      to[at + byte] = static_cast<unsigned char>(bits >> 8 * byte);
+  }
+}
 
 // Copies one row by a row team, in words if its elements lie side by side and all is aligned.
 template <typename Team>
@@ -51,6 +85,7 @@ KVPOOL_HOST_DEVICE void GatherLayer(const Team& team, const GatherRequest& reque
   const uint32_t count = request.kept_tokens - first < per_block ? request.kept_tokens - first : per_block;
   const uint32_t rows = count * kv.shape.kv_heads;
   const KvPlane* const planes[2] = {&kv.k, &kv.v};
+  const uint32_t bits = request.filler == Filler::kNan ? NanBits(kv.dtype) : 0;
   for (uint32_t p = 0; p < 2; ++p) {
     const KvPlane& plane = *planes[p];
     if (plane.head_dim == 0) continue;
@@ -60,8 +95,12 @@ KVPOOL_HOST_DEVICE void GatherLayer(const Team& team, const GatherRequest& reque
           request.kept[layer * request.kept_layer_stride + head * request.kept_head_stride + first + token];
       const uint64_t within = plane.offset_bytes + layer * plane.layer_stride_bytes +
                               token * plane.token_stride_bytes + head * plane.head_stride_bytes;
-      CopyRow(team, plane, kv.dtype, kv.Row(plane, source / per_block, layer, source % per_block, head),
-              reinterpret_cast<unsigned char*>(request.to_blocks[block] + within));
+      unsigned char* const to = reinterpret_cast<unsigned char*>(request.to_blocks[block] + within);
+      if (source == kNoToken) {
+        FillRow(team, plane, kv.dtype, bits, to);
+        continue;
+      }
+      CopyRow(team, plane, kv.dtype, kv.Row(plane, source / per_block, layer, source % per_block, head), to);
     }
   }
 }

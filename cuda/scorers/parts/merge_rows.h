@@ -37,9 +37,6 @@ struct MergeRequest {
   float smoothing = 0;                // 0 to 1
 };
 
-// No token.
-inline constexpr uint32_t kNoToken = UINT32_MAX;
-
 // What the passes hand on to each other. Tokens that stay or leave are named by their places in their rows.
 struct MergeContext {
   MergeRequest request;

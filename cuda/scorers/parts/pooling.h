@@ -1,7 +1,8 @@
 // One-dimensional pooling of the scores of tokens before the query window.
 //
 // The stride is 1. Half a kernel of zeros is padded at both ends and counted in averages, as torch's
-// avg_pool1d does by default; a maximum sees no padding.
+// avg_pool1d does by default; a maximum sees no padding. A token that is not a number leaves alone, not with its
+// neighbours: in their averages it is a zero, and no maximum sees it.
 #ifndef KVPOOL_CUDA_SCORERS_PARTS_POOLING_H_
 #define KVPOOL_CUDA_SCORERS_PARTS_POOLING_H_
 
@@ -22,14 +23,15 @@ KVPOOL_HOST_DEVICE void Pool(const Team& team, Pooling pooling, uint32_t kernel,
   for (uint32_t i = team.id(); i < n; i += team.count()) {
     const uint32_t begin = i > half ? i - half : 0;
     const uint32_t end = n - i > half ? i + half + 1 : n;
-    float sum = 0, greatest = values[begin];
+    float sum = 0, greatest = values[i];
     for (uint32_t j = begin; j < end; ++j) {
-      sum += values[j];
-      greatest = GreaterOf(greatest, values[j]);
+      const float value = values[j];
+      if (value != value) continue;
+      sum += value;
+      greatest = GreaterOf(greatest, value);
     }
-    pooled[i] = pooling == Pooling::kNone  ? values[i]
-                : pooling == Pooling::kMax ? greatest
-                                           : sum / static_cast<float>(kernel);
+    const bool is_own = pooling == Pooling::kNone || values[i] != values[i];
+    pooled[i] = is_own ? values[i] : pooling == Pooling::kMax ? greatest : sum / static_cast<float>(kernel);
   }
 }
 

@@ -16,9 +16,3 @@ void cuFakeBeforeCopy(void (*function)(void* argument), void* argument) {
   const std::lock_guard lock(state.mu);
   state.before_copy = function == nullptr ? std::function<void()>() : [=] { function(argument); };
 }
-
-unsigned long long cuFakeBusyUnmaps() {
-  State& state = TheState();
-  const std::lock_guard lock(state.mu);
-  return state.busy_unmaps;
-}

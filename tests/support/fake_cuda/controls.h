@@ -11,8 +11,6 @@ void cuFakeFail(const char* faults);
 // A stream calls this, on its thread, before each copy between host and device moves a byte: like a copy engine that is busy, or
 // just to hear of it. Null: it calls nothing.
 void cuFakeBeforeCopy(void (*function)(void* argument), void* argument);
-// How often memory was unmapped while a stream had work. A GPU does not wait for it, as this driver does.
-unsigned long long cuFakeBusyUnmaps();
 }
 
 #endif  // KVPOOL_TESTS_SUPPORT_FAKE_CUDA_CONTROLS_H_

@@ -248,10 +248,9 @@ CUresult CUDAAPI cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAc
 
 CUresult CUDAAPI cuMemUnmap(CUdeviceptr address, size_t bytes) {
   return Call("cuMemUnmap", Needs::kInit, [&](State& state) {
-    const bool is_busy = !StreamsAreIdle();
-    DrainStreams();
+    // A GPU does not wait for its streams: what they reach there later is a fault.
+    const std::unique_lock nobody_reaches(MappingsInUse());
     const std::lock_guard lock(state.mu);
-    state.busy_unmaps += is_busy;
     const auto found = state.mappings.find(address);
     if (found == state.mappings.end() || found->second.bytes != bytes) return CUDA_ERROR_INVALID_VALUE;
     if (!Protect(Pointer(address), bytes)) return CUDA_ERROR_MAP_FAILED;

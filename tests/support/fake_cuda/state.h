@@ -1,7 +1,8 @@
 // A libcuda.so.1 without a GPU, for tests: the driver functions that kvpool uses, over memfds, threads and
 // the kernels' host bodies or their PTX. It does what the driver documents, in one process and across several: the memory
 // of a new allocation is dirty with what was freed before, calls without a current context fail, a child forked after cuInit is refused,
-// streams run asynchronously, and a kernel that reaches outside its mappings loses the context.
+// streams run asynchronously, and work that reaches outside its mappings loses the context, also what waits for its turn while memory
+// is unmapped.
 //
 // KVPOOL_LIBCUDA names it. The environment, read at cuInit, sets what it imitates:
 //   KVPOOL_FAKE_CUDA_DEVICES=2          GPUs, each with a UUID that all processes agree on. Default 1.
@@ -30,6 +31,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <shared_mutex>
 #include <string>
 #include <vector>
 
@@ -130,7 +132,6 @@ struct State {
   // mode, fails and breaks the capture. What is queued on the stream meanwhile is not imitated.
   CUstream capturing = nullptr;
   bool capture_is_broken = false;
-  uint64_t busy_unmaps = 0;
 };
 State& TheState();
 
@@ -156,8 +157,8 @@ int CurrentDevice();
 // Waits for all that is queued on any stream, as the driver does before it takes memory away. REQUIRES:
 // state.mu is not held.
 void DrainStreams();
-// Whether all that was queued on any stream is done.
-bool StreamsAreIdle();
+// Shared by each piece of a stream's work that reaches device memory, while it does: memory is unmapped between two of them.
+std::shared_mutex& MappingsInUse();
 // The capture mode of the calling thread, as cuThreadExchangeStreamCaptureMode sets it.
 CUstreamCaptureMode& ThreadCaptureMode();
 

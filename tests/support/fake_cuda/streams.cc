@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -54,12 +55,7 @@ class Queue {
  public:
   void Push(Work work) {
     const std::lock_guard lock(mu_);
-    ++unfinished_;
-    work_.push_back([this, work = std::move(work)] {
-      const CUresult result = work();
-      --unfinished_;
-      return result;
-    });
+    work_.push_back(std::move(work));
     cv_.notify_one();
   }
   std::shared_ptr<Marker> Mark() {
@@ -72,7 +68,6 @@ class Queue {
     cv_.notify_one();
     return marker;
   }
-  bool is_idle() const { return unfinished_ == 0; }
   // Ends the thread once all that was queued is done.
   void Close() {
     const std::lock_guard lock(mu_);
@@ -101,7 +96,6 @@ class Queue {
   std::condition_variable cv_;
   std::deque<Work> work_;
   bool closed_ = false;
-  std::atomic<int> unfinished_ = 0;  // Marks are no work.
 };
 
 struct Event {
@@ -216,16 +210,26 @@ void BeforeCopy(State& state) {
   if (before) before();
 }
 
+// A piece of work on memory that may be unmapped while it waits for its turn, as a GPU's may, and not while it is done.
+template <typename Body>
+CUresult Reach(State& state, CUdeviceptr address, size_t bytes, int protection, Body body) {
+  const std::shared_lock lock(MappingsInUse());
+  if (!IsMapped(state, address, bytes, protection)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+  return body();
+}
+
 // A copy to or from the device as a stream does it; it has no function where the driver refuses it.
 Work CopyIn(State& state, CUdeviceptr to, const void* from, size_t bytes) {
   HostMemory host = {from, bytes};
   if (!IsMapped(state, to, bytes, PROT_WRITE) || !host.Find(state)) return nullptr;
   return [=, &state]() mutable {
     BeforeCopy(state);
-    if (!host.IsThere(state)) return CUDA_ERROR_ILLEGAL_ADDRESS;
-    MarkWritten(state, to, bytes);
-    std::memcpy(reinterpret_cast<void*>(to), from, bytes);
-    return CUDA_SUCCESS;
+    return Reach(state, to, bytes, PROT_WRITE, [&] {
+      if (!host.IsThere(state)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+      MarkWritten(state, to, bytes);
+      std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+      return CUDA_SUCCESS;
+    });
   };
 }
 Work CopyOut(State& state, void* to, CUdeviceptr from, size_t bytes) {
@@ -233,10 +237,12 @@ Work CopyOut(State& state, void* to, CUdeviceptr from, size_t bytes) {
   if (!IsMapped(state, from, bytes, PROT_READ) || !host.Find(state)) return nullptr;
   return [=, &state]() mutable {
     BeforeCopy(state);
-    if (!host.IsThere(state)) return CUDA_ERROR_ILLEGAL_ADDRESS;
-    if (!MayRead(state, from, bytes)) return CUDA_ERROR_LAUNCH_FAILED;
-    std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
-    return CUDA_SUCCESS;
+    return Reach(state, from, bytes, PROT_READ, [&] {
+      if (!host.IsThere(state)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+      if (!MayRead(state, from, bytes)) return CUDA_ERROR_LAUNCH_FAILED;
+      std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+      return CUDA_SUCCESS;
+    });
   };
 }
 
@@ -290,8 +296,9 @@ CUresult MakeStream(CUstream* stream, unsigned int flags) {
 
 }  // namespace
 
-bool StreamsAreIdle() {
-  return std::ranges::all_of(Streams().All(), [](const auto& queue) { return queue->is_idle(); });
+std::shared_mutex& MappingsInUse() {
+  static auto& mu = *new std::shared_mutex();
+  return mu;
 }
 
 void DrainStreams() {
@@ -410,9 +417,11 @@ CUresult CUDAAPI cuStreamWriteValue64(CUstream stream, CUdeviceptr address, cuui
                                       unsigned int flags) {
   return Call("cuStreamWriteValue64", Needs::kContext, [&](State& state) {
     if (flags != 0 || !IsMapped(state, address, sizeof value, PROT_WRITE)) return CUDA_ERROR_INVALID_VALUE;
-    return Enqueue(stream, [address, value] {
-      std::atomic_ref(*reinterpret_cast<uint64_t*>(address)).store(value);
-      return CUDA_SUCCESS;
+    return Enqueue(stream, [address, value, &state] {
+      return Reach(state, address, sizeof value, PROT_WRITE, [=] {
+        std::atomic_ref(*reinterpret_cast<uint64_t*>(address)).store(value);
+        return CUDA_SUCCESS;
+      });
     });
   });
 }
@@ -423,12 +432,17 @@ CUresult CUDAAPI cuStreamWaitValue64(CUstream stream, CUdeviceptr address, cuuin
     if (flags != CU_STREAM_WAIT_VALUE_GEQ || !IsMapped(state, address, sizeof value, PROT_READ)) {
       return CUDA_ERROR_INVALID_VALUE;
     }
-    return Enqueue(stream, [address, value] {
+    return Enqueue(stream, [address, value, &state] {
       // The writer may be another process, which can't wake this one, so it polls. The comparison is cyclic,
       // as documented.
-      const std::atomic_ref word(*reinterpret_cast<uint64_t*>(address));
-      while (static_cast<int64_t>(word.load() - value) < 0) std::this_thread::yield();
-      return CUDA_SUCCESS;
+      CUresult looked;
+      while ((looked = Reach(state, address, sizeof value, PROT_READ, [=] {
+                const uint64_t word = std::atomic_ref(*reinterpret_cast<uint64_t*>(address)).load();
+                return static_cast<int64_t>(word - value) < 0 ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+              })) == CUDA_ERROR_NOT_READY) {
+        std::this_thread::yield();
+      }
+      return looked;
     });
   });
 }
@@ -519,11 +533,13 @@ CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_
   return Call("cuMemsetD8Async", Needs::kContext, [&](State& state) {
     if (!IsMapped(state, address, bytes, PROT_WRITE)) return CUDA_ERROR_INVALID_VALUE;
     return Enqueue(stream, [=, &state] {
-      MarkWritten(state, address, bytes);
-      void* const start = reinterpret_cast<void*>(address);
-      // Whole pages become holes, which read as zero and take no memory, so that large pools are cheap.
-      if (value != 0 || ::madvise(start, bytes, MADV_REMOVE) != 0) std::memset(start, value, bytes);
-      return CUDA_SUCCESS;
+      return Reach(state, address, bytes, PROT_WRITE, [=, &state] {
+        MarkWritten(state, address, bytes);
+        void* const start = reinterpret_cast<void*>(address);
+        // Whole pages become holes, which read as zero and take no memory, so that large pools are cheap.
+        if (value != 0 || ::madvise(start, bytes, MADV_REMOVE) != 0) std::memset(start, value, bytes);
+        return CUDA_SUCCESS;
+      });
     });
   });
 }
@@ -572,9 +588,12 @@ CUresult CUDAAPI cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t byte
       return CUDA_ERROR_INVALID_VALUE;
     }
     return Enqueue(stream, [=, &state] {
-      MarkWritten(state, to, bytes);
-      std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
-      return CUDA_SUCCESS;
+      return Reach(state, to, bytes, PROT_WRITE, [=, &state] {
+        if (!IsMapped(state, from, bytes, PROT_READ)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+        MarkWritten(state, to, bytes);
+        std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+        return CUDA_SUCCESS;
+      });
     });
   });
 }
@@ -619,6 +638,10 @@ CUresult CUDAAPI cuLaunchKernel(CUfunction function, unsigned int grid_x, unsign
     // kvpool's grids have two dimensions, and its thread blocks one.
     if (grid_z != 1 || threads != block_x) return CUDA_ERROR_NOT_SUPPORTED;
     const Grid grid = {grid_x, grid_y, block_x};
-    return Enqueue(stream, kernel.Bind(grid, arguments));
+    // A kernel looks by itself at what it reaches.
+    return Enqueue(stream, [work = kernel.Bind(grid, arguments)] {
+      const std::shared_lock lock(MappingsInUse());
+      return work();
+    });
   });
 }

@@ -48,6 +48,9 @@ def observe(model: PreTrainedModel) -> None:
             cache, layer = told
             scale = query.shape[-1] ** -0.5 if scaling is None else scaling
             cache.observed(layer, query, key, scale)
+            padding = cache.padding_of(layer, key.shape[2])
+            if padding is not None:
+                attention_mask = without_padding(query, attention_mask, padding)
             state = cache.state_of(layer, query[0])
             if state is not None:
                 unknown = [name for name in ("softcap", "s_aux") if kwargs.get(name) is not None]
@@ -59,6 +62,22 @@ def observe(model: PreTrainedModel) -> None:
     ALL_ATTENTION_FUNCTIONS.register(_PREFIX + name, attend)
     ALL_MASK_ATTENTION_FUNCTIONS.register(_PREFIX + name, ALL_MASK_ATTENTION_FUNCTIONS[name])
     model.set_attn_implementation(_PREFIX + name)
+
+
+def without_padding(query: torch.Tensor, mask: torch.Tensor | None, padding: torch.Tensor) -> torch.Tensor:
+    """What is added to logits, [1, q_heads, queries, tokens], so that no query attends its KV head's `padding`, [kv_heads, tokens].
+
+    query: [1, q_heads, queries, dim] of the last tokens. `mask`, which says what they attend otherwise, is added to logits or true where they
+    do; None: all tokens up to their own.
+    """
+    queries, tokens = query.shape[2], padding.shape[1]
+    if mask is None:
+        place = torch.arange(tokens, device=query.device)
+        mask = (place <= place[tokens - queries:, None])[None, None]
+    if mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(~mask, float("-inf"))
+    of_heads = padding.repeat_interleave(query.shape[1] // padding.shape[0], 0)[None, :, None]
+    return mask[..., :tokens].expand(1, query.shape[1], queries, tokens).masked_fill(of_heads, float("-inf"))
 
 
 def _model_own(name: str, module: Any) -> Callable[..., Any]:
@@ -117,10 +136,11 @@ def tell_inputs(model: PreTrainedModel, pooled: Sequence[int]) -> int:
     return int(model.config.get_text_config(decoder=True).hidden_size)
 
 
-def attention_of(query: torch.Tensor, key: torch.Tensor, scaling: float, chunk: int = 256) -> Iterator[torch.Tensor]:
+def attention_of(query: torch.Tensor, key: torch.Tensor, scaling: float, padding: torch.Tensor | None = None,
+                 chunk: int = 256) -> Iterator[torch.Tensor]:
     """Yields softmax attention [kv_heads, chunk of queries, tokens], averaged over the query heads of each kv head.
 
-    query: [q_heads, queries, dim] of the last tokens; key: [kv_heads, tokens, dim].
+    query: [q_heads, queries, dim] of the last tokens; key: [kv_heads, tokens, dim]; padding: [kv_heads, tokens], true where no query attends.
     """
     kv_heads, tokens, dim = key.shape
     queries = query.shape[1]
@@ -132,6 +152,8 @@ def attention_of(query: torch.Tensor, key: torch.Tensor, scaling: float, chunk: 
         logits = torch.einsum("hgqd,htd->hgqt", part, keys) * scaling
         own = tokens - queries + first + torch.arange(part.shape[2], device=key.device)
         logits.masked_fill_(place[None, :] > own[:, None], float("-inf"))
+        if padding is not None:
+            logits.masked_fill_(padding[:, None, None], float("-inf"))
         yield logits.softmax(-1).mean(1)
 
 

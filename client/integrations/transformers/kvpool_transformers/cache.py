@@ -20,21 +20,27 @@ _LATEST = {"tova", "sage_kv"}
 _WINDOW = {"snapkv", "pyramidkv", "cake", "rkv", "mpcache", "quest", "graphkv"}
 _HOSTS = {"caote": "h2o", "fast_caote": "h2o", "graphkv": "snapkv", "chunkkv": "snapkv", "criticalkv": "snapkv"}  # By default.
 _SCOPES = ("sequence", "layer", "head")
+_HEADS = ("equal", "ada")
 _DISPOSITIONS = ("drop", "merge", "low", "less")
 _INLINED_BYTES = 1 << 20  # What a request carries of one array; a larger one lies in blocks.
 _HIDDEN_BYTES = 1 << 30
 
 
+_NONE = -1  # Where a KV head keeps fewer tokens than others.
+
+
 def _kept_of(values: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """Of [layers, kv_heads, tokens]; `kept` is [layers or 1, kv_heads or 1, tokens that stay]."""
-    return values.gather(2, kept.to(values.device).expand(*values.shape[:2], -1))
+    """Of [layers, kv_heads, tokens]; `kept` is [layers or 1, kv_heads or 1, tokens that stay], where _NONE gets 0."""
+    places = kept.to(values.device).expand(*values.shape[:2], -1)
+    return values.gather(2, places.clamp(min=0)).masked_fill_(places == _NONE, 0)
 
 
 def _hidden_of(hidden: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """Of [layers, kv_heads or 1, tokens, dim]; of each KV head where each has kept its own."""
+    """Of [layers, kv_heads or 1, tokens, dim]; of each KV head where each has kept its own, and 0 for _NONE."""
     layers, heads, _, dim = hidden.shape
     heads = max(heads, kept.shape[1])
-    return hidden.expand(-1, heads, -1, -1).gather(2, kept.to(hidden.device).expand(layers, heads, -1)[..., None].expand(-1, -1, -1, dim))
+    places = kept.to(hidden.device).expand(layers, heads, -1)[..., None]
+    return hidden.expand(-1, heads, -1, -1).gather(2, places.clamp(min=0).expand(-1, -1, -1, dim)).masked_fill_(places == _NONE, 0)
 
 
 def _reads_hidden(policy: str | None, params: Mapping[str, Any]) -> bool:
@@ -137,6 +143,11 @@ class KvPoolCache(Cache):
               dropped each time one fills. Policies are the daemon's (`kvpoolctl policies`). Without a budget nothing is dropped.
     scope     what a prompt keeps: "sequence" the same tokens everywhere, "layer" and "head" each layer's and each KV head's own. Blocks that
               are dropped later are dropped for all.
+    heads     with scope "head": "equal", each KV head keeps as many tokens; "ada", the KV heads of a layer share its budget by their scores
+              (AdaKV), also while decoding, where it is held token by token each time that a block of tokens has come: `budget` of them stay in a head on average.
+              Attention works on as many; the blocks are as many as the longest head's tokens take
+    least_share, most  with heads "ada", the share of the budget that each head keeps at least (None: a fifth), and the tokens that it keeps at
+              most, which is how long the sequence gets besides a block (None: twice the budget)
     disposition  what becomes of a prompt's tokens that do not stay: "drop"; "merge", by which each is merged into the token that stays whose
               key is most like its own (D2O), in each KV head; "low", by which they go on in low precision (MiKV), in blocks besides the
               budget, and attention reads them too; or "less", by which they are added to a small state that attention
@@ -160,7 +171,8 @@ class KvPoolCache(Cache):
     """
 
     def __init__(self, session: kvpool.Session, *, prompt: Any = None, policy: str | None = None, params: Mapping[str, Any] | None = None,
-                 budget: int | None = None, scope: str = "sequence", disposition: str = "drop", merge_threshold: float | None = None,
+                 budget: int | None = None, scope: str = "sequence", heads: str = "equal", least_share: float | None = None,
+                 most: int | None = None, disposition: str = "drop", merge_threshold: float | None = None,
                  low_bits: int | None = None, less: LessKernel | None = None, weights: Any = None, signals: Mapping[str, Any] | None = None,
                  protection: kvpool.Protection | None = None, seal: bool = True, salt: bytes = b"", salt_from: int = 0, extra_keys: Sequence[bytes] = (),
                  window: int = 32, hidden_bytes: int = _HIDDEN_BYTES, guard: bool = False, timeout: float = 30.0, wait_ms: int = 0) -> None:
@@ -173,6 +185,12 @@ class KvPoolCache(Cache):
             raise ValueError(f"scope is '{scope}'; must be one of {', '.join(_SCOPES)}")
         if disposition not in _DISPOSITIONS:
             raise ValueError(f"disposition is '{disposition}'; must be one of {', '.join(_DISPOSITIONS)}")
+        if heads not in _HEADS:
+            raise ValueError(f"heads is '{heads}'; must be one of {', '.join(_HEADS)}")
+        if heads == "ada" and (scope != "head" or disposition != "drop"):
+            raise ValueError(f"heads='ada' goes with scope='head' and disposition='drop': scope is '{scope}', disposition '{disposition}'")
+        if heads != "ada" and (least_share is not None or most is not None):
+            raise ValueError("least_share and most go with heads='ada'")
         if merge_threshold is not None and disposition != "merge":
             raise ValueError("merge_threshold goes with disposition='merge'")
         if low_bits is not None and disposition != "low":
@@ -181,7 +199,13 @@ class KvPoolCache(Cache):
             raise ValueError("less, a LessKernel, and disposition='less' go together")
         if policy is None and (scope != "sequence" or weights is not None or signals or disposition != "drop" or guard):
             raise ValueError("scope, disposition, weights, signals and guard go with a policy")
+        if heads == "ada" and not self.facts.signals:
+            raise ValueError("heads='ada' is part of attention: open_session(model, signals=True)")
         self._dispose: dict[str, Any] = {"disposition": disposition, "merge_thresholds": [] if merge_threshold is None else [merge_threshold]}
+        self._ada = kvpool.AdaTerms(least_share=least_share or 0.0, most_tokens=most or 0) if heads == "ada" else None
+        # [layers, kv_heads]: how many of the first `_counted` tokens each KV head has; behind them it has padding. None: all have all.
+        self._counts: torch.Tensor | None = None
+        self._counted = 0
         self._low_layout = session.layout.low(4 if low_bits is None else low_bits) if disposition == "low" else None
         if less is not None:
             self._check(less)
@@ -380,12 +404,26 @@ class KvPoolCache(Cache):
             return
         if layer == 0:
             self._grow(key.shape[2] - self.low)
-        for part in attention.attention_of(query[0], key[0], scaling):
+        for part in attention.attention_of(query[0], key[0], scaling, self.padding_of(layer, key.shape[2])):
             part = part[..., self.low:]  # What is in low precision is not judged again.
             if self._wants_mass:
                 self._mass[layer] += part.sum(1)
                 self._mass_square[layer] += part.square().sum(1)
             self._latest[layer] = part[:, -1]
+
+    @property
+    def held(self) -> float:
+        """Tokens that a KV head has, on average: those resident, unless heads share a budget."""
+        if self._counts is None:
+            return self.resident
+        return self._counts.float().mean().item() + self.resident - self._counted
+
+    def padding_of(self, layer: int, tokens: int) -> torch.Tensor | None:
+        """[kv_heads, tokens]: where each KV head has none of what `write` returned, or None if all have all."""
+        if self._counts is None:
+            return None
+        place = torch.arange(tokens, device=self._device)
+        return (place >= self._counts[layer, :, None]) & (place < self._counted)
 
     def _grow(self, tokens: int) -> None:
         for name in ("_mass", "_mass_square", "_latest"):
@@ -444,8 +482,12 @@ class KvPoolCache(Cache):
                 raise ValueError(f"signals['{kind}'] tells of {values.shape[2]} tokens, and the budget is first exceeded by {self.resident}: a prompt "
                                  "that signals tell of comes in one forward")
         with contextlib.ExitStack() as lent:
+            if self._ada is not None and self.held <= self._budget + (size - 1 if tokens == 1 else 0):
+                return
             asked: dict[str, Any] = {"budget_tokens": self._budget, "protection": self._protection, "timeout": self._timeout}
-            if tokens > 1:
+            if self._ada is not None:
+                kept = self._share(self._sequence.compact(scorer=self._scorer(lent), scope=self._scope, heads="ada", ada=self._ada, **asked))
+            elif tokens > 1:
                 compacted = self._compact(lent, scorer=self._scorer(lent), scope=self._scope, **self._dispose, **asked)
                 self.folded += compacted.folded_tokens
                 rows = compacted.kept_positions
@@ -466,6 +508,16 @@ class KvPoolCache(Cache):
         self._signals = {kind: _kept_of(values, kept) for kind, values in self._signals.items()}
         if self._hidden is not None:
             self._hidden = _hidden_of(self._hidden, kept)
+
+    def _share(self, compacted: kvpool.CompactResult) -> torch.Tensor:
+        """[layers, kv_heads, tokens of the longest], with _NONE behind those of the others."""
+        rows = [torch.tensor(row, dtype=torch.int64) for row in compacted.kept_positions]
+        kept = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=_NONE)
+        kept = kept.reshape(len(self.facts.pooled), self.facts.kv_heads, -1)
+        counts = (kept != _NONE).sum(-1)
+        self._counted = kept.shape[2]
+        self._counts = counts.to(self._device) if (counts < self._counted).any() else None
+        return kept
 
     def _compact(self, lent: contextlib.ExitStack, **asked: Any) -> kvpool.CompactResult:
         if self._less is not None:

@@ -85,7 +85,7 @@ PtxKernel::~PtxKernel() {
   AppendToFile(path, line + '\n');
 }
 
-// What is mapped now. A kernel's memory stays mapped while it runs: whoever unmaps waits for the streams.
+// What is mapped now. A kernel's memory stays mapped while it runs: whoever unmaps waits for that.
 std::vector<Region> MappedRegions() {
   State& state = TheState();
   const std::lock_guard lock(state.mu);
