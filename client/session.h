@@ -37,6 +37,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -127,13 +128,18 @@ class Session {
   uint32_t most_leased_blocks() const;
   // Padding writes go there: it is leased to this session and never sealed. Null before warm-up is over.
   BlockRef sink_block() const;
-  // OK while open. Any thread, as are the six that follow.
+  // OK while open. Any thread, as are the eight that follow.
   absl::Status status() const;
-  // Usable blocks, as last heard; the null block included. It goes down when a slab is asked back.
+  // So many blocks are usable, as last heard; the null block included. It goes down when a slab is asked back. Ids are below it, but
+  // where the space has holes (SessionOptions::holes).
   uint32_t capacity_blocks() const;
-  // Blocks mapped here, the null block included. No answer names a block beyond, so it
+  // All blocks that are mapped here are below this one. No answer names a block beyond, so it
   // is at least capacity_blocks().
   uint32_t mapped_blocks() const;
+  // Which they are, as pairs of the first one and the one behind the last, in order: one pair where there is no hole. What is asked
+  // back is among them until it is unmapped.
+  std::vector<std::pair<uint32_t, uint32_t>> mapped_ranges() const;
+  bool is_mapped(BlockId block) const;
   uint32_t slabs_asked_back() const;  // Those that wait for GiveBackSlabs.
   bool under_pressure() const;
   bool draining() const;
@@ -151,7 +157,7 @@ class Session {
   // Unmaps the slabs that are asked back, and answers their bytes; see GiveBack::kByCall. The daemon may take its wish back, and
   // then there are none. On a GPU it waits for all work of this process that is queued there, if there are any.
   // FAILED_PRECONDITION: a stream captures a graph, and they stay. REQUIRES: no work that is queued later, and no thread of this
-  // member, touches a block at or above capacity_blocks().
+  // member, touches a block at or above capacity_blocks(), or with SessionOptions::holes one that it does not hold.
   absl::StatusOr<uint64_t> GiveBackSlabs();
 
   // ---- Steps: numbers that grow, the same on all members. Work launched after BeginStep belongs to that step.

@@ -13,13 +13,15 @@
 
 namespace kvpool {
 
-// Whether the daemon may take memory back that it has mapped in this process, for other spaces. It asks for the last slab, once no
-// block of that is held; the engine's addresses stay, and what is behind capacity_blocks() is not to be touched.
+// Whether the daemon may take memory back that it has mapped in this process, for other spaces. It asks for a slab once no block
+// of it is held: any where the engine takes holes, else the last one. The engine's addresses stay, and those of the slab are not
+// to be touched.
 enum class GiveBack {
   // What is mapped stays mapped, as long as the session lives.
   kNever,
   // A slab that is asked back is counted in Session::slabs_asked_back(), and unmapped by Session::GiveBackSlabs(). Such engines
-  // may read and write blocks that they don't hold, if they do so only below capacity_blocks() from each call to the next.
+  // may read and write blocks that they don't hold, if they do so only below capacity_blocks() from each call to the next; or
+  // with `holes` in Session::mapped_ranges().
   kByCall,
   // Slabs are unmapped as soon as they are asked back, while the engine works. REQUIRES: it reads and writes blocks that the session
   // holds, its sink and the null block, and nothing else; no kernel reads ahead in a table with stale entries.
@@ -41,6 +43,11 @@ struct SessionOptions {
   uint32_t max_blocks = 0;         // Cap on blocks held at once; 0: none.
   bool warmup = false;             // The range is private scratch until FinishWarmup.
   GiveBack give_back = GiveBack::kNever;
+  // The memory of the space may have holes, in front of which and behind which there are blocks (Session::mapped_ranges). With
+  // kAnyTime it is so anyway, but for a scheduler, which says what those that join its session do. Without it a space that has
+  // some is filled up first, or refuses the session.
+  bool holes = false;
+  bool takes_holes() const { return holes || (give_back == GiveBack::kAnyTime && !role.scheduler()); }
   // The most leased blocks that the magazine keeps: it starts with 16, and keeps twice as many after each
   // refill. A refill is due when fewer than half are left; beyond twice this number the surplus goes back. 0
   // to 65536; 0 makes every lease a round trip. Members that join keep none.

@@ -120,7 +120,8 @@ void kvpool_invitation(const kvpool_session* session, uint8_t invitation[KVPOOL_
 /* KVPOOL_OK while the session is open. Any thread, as are the seven that follow. */
 int kvpool_status(const kvpool_session* session);
 uint32_t kvpool_capacity_blocks(const kvpool_session* session);
-/* At least the capacity. */
+/* All blocks that are mapped are below it. At least the capacity, and more where slabs in front of others were given back: that is so
+ * with KVPOOL_GIVE_BACK_ANY_TIME alone. */
 uint32_t kvpool_mapped_blocks(const kvpool_session* session);
 /* Slabs that wait for kvpool_give_back_slabs. */
 uint32_t kvpool_slabs_asked_back(const kvpool_session* session);

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <random>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "client/session/connect_error.h"
@@ -54,6 +55,7 @@ v1::AttachFrame HelloOf(const Attachment::Options& options) {
   frame.mutable_hello()->set_protocol(kProtocol);
   frame.mutable_hello()->set_client_name(options.client_name);
   frame.mutable_hello()->set_gives_back(options.give_back != GiveBack::kNever);
+  frame.mutable_hello()->set_holes(options.holes);
   return frame;
 }
 
@@ -100,7 +102,7 @@ void Attachment::Unmap() {
   base_.store(0, std::memory_order_release);
   MutexLock lock(&mu_);
   slabs_.clear();
-  SetLeaving(0);
+  TellAskedBack();
   memory_.reset();
 }
 
@@ -149,7 +151,7 @@ bool Attachment::ComeBack(const std::string& why) {
   {
     // Who asked for them is gone. This is before there is another socket, on which the answer would be wrong.
     MutexLock lock(&mu_);
-    SetLeaving(0);
+    KeepAll();
   }
   if (patience.count() > 0 && state_->open.load(std::memory_order_acquire) &&
       Rest(std::chrono::milliseconds(0))) {
@@ -251,13 +253,15 @@ bool Attachment::OnSlab(const v1::Slab& slab, UniqueFd fd) {
   absl::Status mapped;
   {
     MutexLock lock(&mu_);
-    const bool again = slab.slab() < slabs_.size();
+    const bool again = slabs_.contains(slab.slab());
     mapped = again ? Keep(slab) : Map(slab, std::move(fd));
     if (mapped.ok() && !again) {
-      slabs_.push_back({.id = slab.id(), .first_block = slab.first_block(), .bytes = slab.bytes()});
+      slabs_[slab.slab()] = {.id = slab.id(),
+                             .first_block = slab.first_block(),
+                             .block_count = slab.block_count(),
+                             .bytes = slab.bytes()};
       // This comes before the acknowledgement, after which answers may name these blocks.
-      state_->mapped_blocks.store(slab.first_block() + slab.block_count(), std::memory_order_seq_cst);
-      state_->mapped_slabs.fetch_add(1, std::memory_order_seq_cst);
+      TellMapped();
       state_->signal.Notify();
     }
   }
@@ -271,18 +275,43 @@ bool Attachment::OnSlab(const v1::Slab& slab, UniqueFd fd) {
 }
 
 absl::Status Attachment::Keep(const v1::Slab& slab) {
-  if (slab.id() != slabs_[slab.slab()].id) {
+  MappedSlab& mapped = slabs_.at(slab.slab());
+  if (slab.id() != mapped.id || slab.first_block() != mapped.first_block) {
     return absl::DataLossError(
         absl::StrCat("slab ", slab.slab(), " is sent again, and is another than the one mapped here"));
   }
-  const auto behind = static_cast<uint32_t>(slabs_.size() - 1 - slab.slab());
-  SetLeaving(std::min(leaving_, behind));
+  mapped.leaves = false;
+  TellAskedBack();
   return absl::OkStatus();
 }
 
-void Attachment::SetLeaving(uint32_t slabs) {
-  leaving_ = slabs;
-  if (state_ != nullptr) state_->slabs_asked_back.store(slabs, std::memory_order_seq_cst);
+void Attachment::KeepAll() {
+  for (auto& [index, slab] : slabs_) slab.leaves = false;
+  TellAskedBack();
+}
+
+void Attachment::TellAskedBack() {
+  if (state_ == nullptr) return;
+  const auto asked =
+      std::count_if(slabs_.begin(), slabs_.end(), [](const auto& of) { return of.second.leaves; });
+  state_->slabs_asked_back.store(static_cast<uint32_t>(asked), std::memory_order_seq_cst);
+}
+
+void Attachment::TellMapped() {
+  if (state_ == nullptr) return;
+  std::vector<MappedRange> ranges;
+  for (const auto& [index, slab] : slabs_) {
+    ranges.push_back({.first = slab.first_block, .end = slab.first_block + slab.block_count});
+  }
+  state_->SetMapped(std::move(ranges));
+  state_->mapped_slabs.store(static_cast<uint32_t>(slabs_.size()), std::memory_order_seq_cst);
+}
+
+uint32_t Attachment::LastToStay() const {
+  for (auto slab = slabs_.rbegin(); slab != slabs_.rend(); ++slab) {
+    if (!slab->second.leaves) return slab->first;
+  }
+  KVPOOL_CHECK(false, "all %zu slabs are asked back", slabs_.size());
 }
 
 absl::Status Attachment::CheckLeave(const v1::SlabLeave& leave) const {
@@ -292,13 +321,17 @@ absl::Status Attachment::CheckLeave(const v1::SlabLeave& leave) const {
   };
   if (options_.give_back == GiveBack::kNever) return refuse("of an engine that gives nothing back");
   if (geometry_.scheduler) return absl::OkStatus();
-  const size_t stay = slabs_.size() - leaving_;
+  uint64_t stay = 0;
+  for (const auto& [index, slab] : slabs_) stay += slab.leaves ? 0 : slab.block_count;
   if (stay == 0) return refuse("where none is mapped that was not");
-  if (leave.slab() != stay - 1) return refuse("where the last one that was not is ", stay - 1);
-  const uint32_t first_block = slabs_[leave.slab()].first_block;
-  if (leave.capacity_blocks() <= first_block) return absl::OkStatus();
-  return refuse("and ", leave.capacity_blocks(), " blocks are to stay usable, where ", first_block,
-                " lie in front of it");
+  if (!options_.holes && leave.slab() != LastToStay())
+    return refuse("where the last one that was not is ", LastToStay());
+  const auto found = slabs_.find(leave.slab());
+  if (found == slabs_.end()) return refuse("which is not mapped");
+  if (found->second.leaves) return refuse("which it is already");
+  stay -= found->second.block_count;
+  if (leave.capacity_blocks() <= stay) return absl::OkStatus();
+  return refuse("and ", leave.capacity_blocks(), " blocks are to stay usable, where ", stay, " stay mapped");
 }
 
 bool Attachment::OnSlabLeave(const v1::SlabLeave& leave) {
@@ -314,11 +347,13 @@ bool Attachment::OnSlabLeave(const v1::SlabLeave& leave) {
           std::memory_order_seq_cst);
       if (geometry_.scheduler) {
         SendLeft(leave.slab());
-      } else if (options_.give_back == GiveBack::kByCall) {
-        SetLeaving(leaving_ + 1);
       } else {
-        ++leaving_;
-        status = Leave().status();
+        slabs_.at(leave.slab()).leaves = true;
+        if (options_.give_back == GiveBack::kByCall) {
+          TellAskedBack();
+        } else {
+          status = Leave().status();
+        }
       }
       state_->signal.Notify();
     }
@@ -334,7 +369,7 @@ absl::StatusOr<uint64_t> Attachment::GiveBackSlabs() {
   {
     MutexLock lock(&mu_);
     // The daemon may have taken its wish back.
-    if (leaving_ == 0) return 0;
+    if (state_->slabs_asked_back.load(std::memory_order_relaxed) == 0) return 0;
     const absl::Status finished = memory_->FinishWork();
     if (!finished.ok() && !IsSticky(finished)) return finished;
     bytes = Leave();
@@ -345,17 +380,19 @@ absl::StatusOr<uint64_t> Attachment::GiveBackSlabs() {
 
 absl::StatusOr<uint64_t> Attachment::Leave() {
   uint64_t bytes = 0;
-  while (leaving_ > 0) {
-    const MappedSlab& slab = slabs_.back();
+  std::vector<uint32_t> leave;
+  for (const auto& [index, slab] : slabs_) {
+    if (slab.leaves) leave.push_back(index);
+  }
+  for (; !leave.empty(); leave.pop_back()) {
+    const MappedSlab slab = std::move(slabs_.extract(leave.back()).mapped());
     // Whoever looks must not be told of memory that is gone.
-    state_->mapped_blocks.store(slab.first_block, std::memory_order_seq_cst);
-    state_->mapped_slabs.fetch_sub(1, std::memory_order_seq_cst);
+    TellMapped();
     RETURN_IF_ERROR(
         memory_->UnmapSlab(uint64_t{slab.first_block} * geometry_.block_stride_bytes, slab.bytes));
     bytes += slab.bytes;
-    slabs_.pop_back();
-    SetLeaving(leaving_ - 1);
-    SendLeft(static_cast<uint32_t>(slabs_.size()));
+    TellAskedBack();
+    SendLeft(leave.back());
   }
   return bytes;
 }
@@ -390,9 +427,17 @@ absl::Status Attachment::Reserve(const v1::Slab& slab) {
 }
 
 absl::Status Attachment::Map(const v1::Slab& slab, UniqueFd fd) {
-  if (slab.slab() != slabs_.size()) {
+  if (!options_.holes && slab.slab() != slabs_.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("slab ", slab.slab(), " was sent, where ", slabs_.size(), " comes next"));
+  }
+  if (slab.block_count() > geometry_.max_blocks ||
+      slab.first_block() > geometry_.max_blocks - slab.block_count() ||
+      slab.bytes() != uint64_t{slab.block_count()} * geometry_.block_stride_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("slab ", slab.slab(), " has ", slab.block_count(), " blocks from ", slab.first_block(),
+                     " on in ", slab.bytes(), " bytes; blocks have ", geometry_.block_stride_bytes,
+                     ", and the space ", geometry_.max_blocks, " of them"));
   }
   if (memory_ == nullptr) RETURN_IF_ERROR(Reserve(slab));
   const bool ipc = !slab.ipc_handle().empty();

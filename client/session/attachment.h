@@ -11,10 +11,10 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -32,6 +32,7 @@ class Attachment {
     std::string socket;  // The daemon's.
     std::string client_name;
     GiveBack give_back = GiveBack::kNever;
+    bool holes = false;  // See SessionOptions::takes_holes().
   };
   // Connects, sends hello and receives the daemon's welcome. UNAVAILABLE: there is no daemon, or it hung up,
   // with its reason. FAILED_PRECONDITION: it takes no Step stream in frames.
@@ -72,8 +73,9 @@ class Attachment {
   // A slab that is mapped, or held back until warm-up is over.
   struct MappedSlab {
     std::string id;
-    uint32_t first_block = 0;
+    uint32_t first_block = 0, block_count = 0;
     uint64_t bytes = 0;
+    bool leaves = false;  // It is asked back.
   };
 
   Attachment(Options options, UniqueFd socket, const v1::AttachWelcome& welcome)
@@ -98,7 +100,13 @@ class Attachment {
   absl::Status Keep(const v1::Slab& slab) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Map(const v1::Slab& slab, UniqueFd fd) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckLeave(const v1::SlabLeave& leave) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void SetLeaving(uint32_t slabs) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The last one that is mapped, where there are no gaps: what is asked back is left out. REQUIRES: there is one.
+  uint32_t LastToStay() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Those that were asked back are not any more.
+  void KeepAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Tells the state what is asked back, and what is mapped.
+  void TellAskedBack() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TellMapped() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Unmaps what is asked back, says so to the daemon, and answers the bytes.
   absl::StatusOr<uint64_t> Leave() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SendLeft(uint32_t slab) ABSL_LOCKS_EXCLUDED(socket_mu_);
@@ -122,8 +130,7 @@ class Attachment {
   // It comes before socket_mu_: what is said of a slab is in the order of what became of it.
   Mutex mu_;
   std::unique_ptr<MemberMemory> memory_ ABSL_GUARDED_BY(mu_);
-  std::vector<MappedSlab> slabs_ ABSL_GUARDED_BY(mu_);  // Indexed by Slab.slab.
-  uint32_t leaving_ ABSL_GUARDED_BY(mu_) = 0;           // So many of the last ones are asked back.
+  std::map<uint32_t, MappedSlab> slabs_ ABSL_GUARDED_BY(mu_);  // The key is Slab.slab.
   std::thread thread_;
 };
 

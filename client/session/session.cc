@@ -117,6 +117,12 @@ uint32_t Session::capacity_blocks() const {
   return rep_->state.capacity_blocks.load(std::memory_order_acquire);
 }
 uint32_t Session::mapped_blocks() const { return rep_->state.mapped_blocks.load(std::memory_order_acquire); }
+std::vector<std::pair<uint32_t, uint32_t>> Session::mapped_ranges() const {
+  std::vector<std::pair<uint32_t, uint32_t>> ranges;
+  for (const MappedRange& range : rep_->state.mapped_ranges()) ranges.emplace_back(range.first, range.end);
+  return ranges;
+}
+bool Session::is_mapped(BlockId block) const { return rep_->state.is_mapped(Index(block)); }
 uint32_t Session::slabs_asked_back() const {
   return rep_->state.slabs_asked_back.load(std::memory_order_acquire);
 }

@@ -67,10 +67,11 @@ absl::StatusOr<std::unique_ptr<SessionRep>> SessionRep::Open(const SessionOption
 
 absl::Status SessionRep::OpenOn(std::string_view invitation, Deadline deadline) {
   const std::string socket = options.socket.empty() ? DefaultSocket(SocketUser::kClient) : options.socket;
-  ASSIGN_OR_RETURN(
-      attachment,
-      Attachment::Connect(
-          {.socket = socket, .client_name = options.client_name, .give_back = options.give_back}, deadline));
+  ASSIGN_OR_RETURN(attachment, Attachment::Connect({.socket = socket,
+                                                    .client_name = options.client_name,
+                                                    .give_back = options.give_back,
+                                                    .holes = options.takes_holes()},
+                                                   deadline));
   stream = std::make_unique<StepStream>(socket);
   Attachment::Geometry geometry;
   uint64_t epoch = 0;

@@ -2,8 +2,11 @@
 #ifndef KVPOOL_CLIENT_SESSION_SESSION_STATE_H_
 #define KVPOOL_CLIENT_SESSION_SESSION_STATE_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <iterator>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "client/session/answer_state.h"
@@ -12,6 +15,11 @@
 #include "proto/support/mutex.h"
 
 namespace kvpool {
+
+// Blocks from `first` on, up to `end`, whose memory is mapped.
+struct MappedRange {
+  uint32_t first = 0, end = 0;
+};
 
 struct SessionState {
   // Ends the session. The first reason stays.
@@ -33,6 +41,31 @@ struct SessionState {
     return end_reason;
   }
 
+  // In any order, and none touches another but at its ends.
+  void SetMapped(std::vector<MappedRange> ranges) ABSL_LOCKS_EXCLUDED(mu) {
+    std::sort(ranges.begin(), ranges.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    mapped_blocks.store(ranges.empty() ? 0 : ranges.back().end, std::memory_order_seq_cst);
+    MutexLock lock(&mu);
+    mapped.clear();
+    for (const MappedRange& range : ranges) {
+      if (!mapped.empty() && mapped.back().end == range.first) {
+        mapped.back().end = range.end;
+      } else {
+        mapped.push_back(range);
+      }
+    }
+  }
+  std::vector<MappedRange> mapped_ranges() const ABSL_LOCKS_EXCLUDED(mu) {
+    MutexLock lock(&mu);
+    return mapped;
+  }
+  bool is_mapped(uint32_t block) const ABSL_LOCKS_EXCLUDED(mu) {
+    MutexLock lock(&mu);
+    const auto after = std::upper_bound(mapped.begin(), mapped.end(), block,
+                                        [](uint32_t b, const MappedRange& range) { return b < range.first; });
+    return after != mapped.begin() && block < std::prev(after)->end;
+  }
+
   AnswerSignal signal;  // Notified of each change below that somebody may wait for.
   std::atomic<bool> open{true};
   // The daemon was asked to close it, and frees everything when it hears of it. Cleared if it refuses.
@@ -41,6 +74,7 @@ struct SessionState {
   std::atomic<bool> away{false};    // The daemon is gone, and its successor may take the session over.
   mutable Mutex mu;
   absl::Status end_reason ABSL_GUARDED_BY(mu);
+  std::vector<MappedRange> mapped ABSL_GUARDED_BY(mu);  // They are sorted; none touches the next.
 
   // Engine -> stream thread.
   std::atomic<uint64_t> completed_step{0};  // This member is done with it.
@@ -60,7 +94,7 @@ struct SessionState {
   // Attach thread -> engine. They go down, too, the last three also by the engine's thread: see GiveBack.
   std::atomic<uint32_t> capacity_blocks{0};
   std::atomic<uint32_t> mapped_slabs{0};
-  std::atomic<uint32_t> mapped_blocks{0};  // Blocks in mapped slabs, the null block included.
+  std::atomic<uint32_t> mapped_blocks{0};  // Blocks that are mapped are below this one.
   std::atomic<uint32_t> slabs_asked_back{0};
 
   RefusalRecord refusals;

@@ -92,6 +92,7 @@ struct OldMember;
 struct Resumable;
 struct SlabRow;
 struct SpaceFacts;
+class SlabPlaces;
 class SpaceTable;
 struct TableVersion;
 struct TenantScope;
@@ -235,7 +236,9 @@ class Daemon final : private SpaceOwner {
   // Raises `last_session` to the ids of the sessions that it finds. A table that is of no use stays the caller's.
   absl::Status RecoverSpace(std::unique_ptr<SpaceTable>* table, Remains remains, uint64_t* last_session);
   // Adds their bytes on one rank to `bytes`.
-  absl::StatusOr<std::vector<SlabRow>> AdoptSlabs(const SpaceFacts& facts, Remains* remains, uint64_t* bytes);
+  // `places` may be null.
+  absl::StatusOr<std::vector<SlabRow>> AdoptSlabs(const SpaceFacts& facts, const SlabPlaces* places,
+                                                  Remains* remains, uint64_t* bytes);
   absl::StatusOr<std::shared_ptr<Space>> MakeSpace(SpaceFacts facts, std::unique_ptr<SpaceTable> table);
   // The keeper has the process and the log of a member to be, before anything is sent to it. Without a keeper there is no
   // log.
@@ -246,6 +249,9 @@ class Daemon final : private SpaceOwner {
   // The rule by which the process is an engine.
   absl::StatusOr<std::shared_ptr<const AccessRule>> AdmitEngine(const PeerCredentials& credentials,
                                                                 absl::string_view what) const;
+  // Makes slabs where some were given back, for a member that takes no holes. REQUIRES: no hole comes about meanwhile.
+  // RESOURCE_EXHAUSTED: there is no memory for them.
+  absl::Status FillHoles(const std::shared_ptr<Space>& space, const std::atomic<bool>* given_up);
   // Enters the session in its space, making the slabs that its guarantee needs.
   absl::Status Admit(Session* session, const std::atomic<bool>* given_up);
   // The same. `waits_since_ms` is set when it asks other spaces for memory.

@@ -62,7 +62,7 @@ void ForEachBlock(Space* space, Look look) {
     SpaceLock lock(*space);
     const BlockPool& pool = space->state.pool;
     for (const uint32_t end = next + kErasedSlice; next < end; ++next) {
-      if (next > pool.capacity()) return;
+      if (next >= pool.end_block()) return;
       const absl::StatusOr<BlockView> view = pool.View(BlockId{next}, space->NowMs());
       if (view.ok()) look(space->state, *view);
     }

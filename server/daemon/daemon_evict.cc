@@ -36,19 +36,19 @@ struct Judged {
 
 // All blocks that a space has now, each as it was when its slice was taken; index 0 is the null block.
 std::vector<Judged> SnapshotBlocks(Space* space, uint64_t session, uint64_t now) {
-  uint32_t capacity = 0;
+  uint32_t end = 0;
   {
     SpaceLock lock(*space);
-    capacity = space->state.pool.capacity();
+    end = space->state.pool.end_block();
   }
-  std::vector<Judged> blocks(uint64_t{capacity} + 1);  // Its memory is faulted in here, outside the mutex.
-  for (uint32_t next = 1; next <= capacity;) {
+  std::vector<Judged> blocks(end);  // Its memory is faulted in here, outside the mutex.
+  for (uint32_t next = 1; next < end;) {
     space->GiveWay();
     SpaceLock lock(*space);
-    for (uint32_t i = 0; i < kViewSlice && next <= capacity; ++i, ++next) {
+    for (uint32_t i = 0; i < kViewSlice && next < end; ++i, ++next) {
       const BlockId id{next};
       const absl::StatusOr<BlockView> view = space->state.pool.View(id, now);
-      if (!view.ok()) return blocks;
+      if (!view.ok()) continue;  // It is not there, or not any more.
       Judged& judged = blocks[next];
       judged.ref = view->ref;
       judged.parent = view->parent;

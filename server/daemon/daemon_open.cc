@@ -84,6 +84,7 @@ MemberIdentity Identify(const Registry::Claimed& claimed, const v1::Role& role) 
           .credentials = claimed.credentials,
           .client_name = claimed.client_name,
           .gives_back = claimed.gives_back,
+          .holes = claimed.holes,
           .token = RandomBytes(kMemberTokenBytes),
           .scheduler = role.scheduler(),
           .rank = role.rank()};
@@ -126,6 +127,24 @@ uint32_t MostBlocks(const AccessRule& rule, const v1::OpenSession& request) {
   if (allowed == kNoAccessLimit) return asked;
   return asked == 0 ? allowed : std::min(asked, allowed);
 }
+
+// While it lives no hole comes about in the space.
+class NoHoles {
+ public:
+  explicit NoHoles(Space* space) : space_(*space) {
+    SpaceLock lock(space_);
+    ++space_.state.give_back.rigid;
+  }
+  ~NoHoles() {
+    SpaceLock lock(space_);
+    --space_.state.give_back.rigid;
+  }
+  NoHoles(const NoHoles&) = delete;
+  NoHoles& operator=(const NoHoles&) = delete;
+
+ private:
+  Space& space_;
+};
 
 // What the space lacks on each rank for the session's guarantee, at least for one block.
 uint64_t MissingBytes(const Space& space, const Session& session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu) {
@@ -242,6 +261,54 @@ absl::StatusOr<std::unique_ptr<MemberLog>> Daemon::KeepMember(const Session& ses
   ASSIGN_OR_RETURN(kept->log, keeper_->Keep(KeptKind::kLog, FactBytes(facts), log->fd()));
   ASSIGN_OR_RETURN(kept->process, keeper_->Keep(KeptKind::kMember, FactBytes(member), process.pidfd->get()));
   return log;
+}
+
+absl::Status Daemon::FillHoles(const std::shared_ptr<Space>& space, const std::atomic<bool>* given_up) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(options_.give_back_ms);
+  const SpaceFacts& facts = space->facts;
+  {
+    // Most have none, and what they are about to give is no matter then.
+    SpaceLock lock(*space);
+    if (space->state.growth.in_order()) return absl::OkStatus();
+  }
+  while (true) {
+    absl::Status made = absl::ResourceExhaustedError("others have yet to map or unmap a slab");
+    bool asks = false, leaving = false, fills = false;
+    {
+      Settlement settlement(*space);
+      MutexLock growth(&space->growth_mu);
+      space->CancelGiveBack();
+      {
+        SpaceTurn turn(*space, &settlement);
+        const Growth& slabs = space->state.growth;
+        if (space->state.sessions.PutInOrder()) return absl::OkStatus();
+        leaving = slabs.leaving().has_value();
+        fills = !leaving && slabs.has_hole();
+      }
+      if (fills) {
+        const uint64_t closed = registry_->spaces_closed();
+        made = space->MakeSlab(&settlement);
+        if (made.ok() || (absl::IsResourceExhausted(made) && MakeRoom(*space, closed))) continue;
+        if (!absl::IsResourceExhausted(made)) return made;
+        asks = budget_->Room(facts.rank_devices, facts.tenant) < facts.geometry.unit_bytes;
+      }
+    }
+    if (given_up != nullptr && *given_up) {
+      return absl::CancelledError("the caller of OpenSession did not wait for its answer");
+    }
+    if (std::chrono::steady_clock::now() < deadline) {
+      if (leaving && GiveBack(space.get())) continue;
+      if (asks && AskOthers(space, facts.geometry.unit_bytes, deadline, given_up, [] {})) continue;
+      if (!asks && !fills) {
+        std::this_thread::sleep_for(kLeavingPause);
+        continue;
+      }
+    }
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the engine takes no holes (hello.holes), and space ", facts.id,
+        " has given back slabs in front of others, which can't be made anew: ", std::string(made.message()),
+        asks ? WhoKeepsWhat(*space) : ""));
+  }
 }
 
 absl::Status Daemon::Admit(Session* session, const std::atomic<bool>* given_up) {
@@ -390,6 +457,11 @@ absl::Status Daemon::OpenSession(const v1::OpenSession& request, v1::OpenSession
     log->OnEntered(member->index);
     member->KeepIn(std::move(log));
   }
+  std::optional<NoHoles> no_holes;
+  if (!claim->holes) {
+    no_holes.emplace(space.get());
+    RETURN_IF_ERROR(FillHoles(space, given_up));
+  }
   // Slabs that were made for it stay, and are announced, even if this session does not come about.
   RETURN_IF_ERROR(Admit(session.get(), given_up));
   terms_of_rule.Keep();
@@ -454,6 +526,14 @@ absl::Status Daemon::AddMember(const v1::AddMember& request, v1::AddMemberResult
     SpaceLock lock(*space);
     if (session->ended) return absl::AbortedError(session->end_reason);
     RETURN_IF_ERROR(session->CheckRole(request.role().scheduler(), request.role().rank()));
+    // A session whose first member takes no holes has found and kept none.
+    if (!claim->holes && !request.role().scheduler() &&
+        !(space->state.give_back.under_way() ? space->state.growth.in_order()
+                                             : space->state.sessions.PutInOrder())) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("the member takes no holes (hello.holes), as session ", session->terms.id,
+                       " does, whose space ", space->facts.id, " has given back slabs in front of others"));
+    }
     if (session->members.size() >= options_.max_members) {
       return absl::ResourceExhaustedError(absl::StrCat("session ", session->terms.id, " has ",
                                                        session->members.size(), " members; max_members is ",

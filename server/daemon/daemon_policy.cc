@@ -78,7 +78,7 @@ absl::Status Daemon::ChangePolicy(Space* space, const std::string& name) {
   uint32_t blocks = 0;
   {
     SpaceLock lock(*space);
-    blocks = space->state.pool.capacity();
+    blocks = space->state.pool.end_block() - 1;
     previous = std::string(space->state.pool.policy().name());
     stand_in = space->state.pool.has_stand_in();
   }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -23,6 +24,7 @@
 #include "server/space/kept_facts.h"
 #include "server/space/member_log.h"
 #include "server/space/session.h"
+#include "server/space/slab_places.h"
 #include "server/space/space.h"
 
 namespace kvpool {
@@ -36,6 +38,7 @@ struct Daemon::Remains {
   std::map<std::pair<uint32_t, uint32_t>, std::pair<KeptSlab, KeptThing>> slabs;  // The key is slab and rank.
   std::vector<std::shared_ptr<OldMember>> members;
   std::map<std::string, KeptThing> logs;  // The key is the member's token.
+  std::optional<KeptThing> places;
 };
 
 namespace {
@@ -67,6 +70,7 @@ absl::Status Daemon::Recover() {
   absl::Status unknown;
   for (KeptThing& thing : keeper_->TakeInherited()) {
     KeptSlab slab;
+    KeptPlaces places;
     KeptMember member;
     KeptLog log;
     if (thing.kind == KeptKind::kTable) {
@@ -87,6 +91,8 @@ absl::Status Daemon::Recover() {
       spaces[space].table = std::move(thing);
     } else if (thing.kind == KeptKind::kSlab && ReadFacts(thing.facts, &slab)) {
       spaces[slab.space].slabs[{slab.slab, slab.rank}] = {slab, std::move(thing)};
+    } else if (thing.kind == KeptKind::kPlaces && ReadFacts(thing.facts, &places)) {
+      spaces[places.space].places = std::move(thing);
     } else if (thing.kind == KeptKind::kMember && ReadFacts(thing.facts, &member)) {
       last_session = std::max(last_session, member.session);
       last_space = std::max(last_space, member.space);
@@ -160,7 +166,11 @@ absl::Status Daemon::RecoverSpace(std::unique_ptr<SpaceTable>* kept_table, Remai
   facts.hash_seed = table->hash_seed();
   Space::Inheritance inheritance{.table = std::move(remains.table.kept), .members = remains.members};
   uint64_t bytes = 0;
-  ASSIGN_OR_RETURN(inheritance.rows, AdoptSlabs(facts, &remains, &bytes));
+  if (remains.places.has_value()) {
+    ASSIGN_OR_RETURN(inheritance.places, SlabPlaces::Map(std::move(remains.places->fd)));
+    inheritance.kept_places = std::move(remains.places->kept);
+  }
+  ASSIGN_OR_RETURN(inheritance.rows, AdoptSlabs(facts, inheritance.places.get(), &remains, &bytes));
   // Rows of a slab that not all ranks had were never sent to anybody, and go.
   if (inheritance.rows.empty()) {
     return table->sealed_blocks() == 0 ? absl::OkStatus()
@@ -274,16 +284,28 @@ absl::StatusOr<std::vector<Resumable>> Daemon::SessionsOf(const std::shared_ptr<
   return resumable;
 }
 
-absl::StatusOr<std::vector<SlabRow>> Daemon::AdoptSlabs(const SpaceFacts& facts, Remains* remains,
-                                                        uint64_t* bytes) {
+absl::StatusOr<std::vector<SlabRow>> Daemon::AdoptSlabs(const SpaceFacts& facts, const SlabPlaces* places,
+                                                        Remains* remains, uint64_t* bytes) {
   std::vector<SlabRow> rows;
-  while (true) {
-    const auto slab = static_cast<uint32_t>(rows.size());
-    SlabRow row;
+  std::vector<std::pair<uint32_t, uint32_t>> blocks;  // The first one of each, and its end.
+  uint32_t end = 0;
+  // Slabs that not all ranks have were on their way: nobody maps them, and they go.
+  std::set<uint32_t> whole;
+  for (const auto& [slab, thing] : remains->slabs) whole.insert(slab.first);
+  std::erase_if(whole, [&](uint32_t slab) {
     for (uint32_t rank = 0; rank < facts.devices.size(); ++rank) {
-      const auto it = remains->slabs.find({slab, rank});
-      if (it == remains->slabs.end()) return rows;
-      auto& [kept, thing] = it->second;
+      if (!remains->slabs.contains({slab, rank})) return true;
+    }
+    return false;
+  });
+  if (!whole.contains(0)) return rows;
+  for (const uint32_t slab : whole) {
+    // Where no slab can have gone, those behind a gap were never sent to anybody either.
+    if (places == nullptr && slab != rows.size()) return rows;
+    SlabRow row;
+    row.index = slab;
+    for (uint32_t rank = 0; rank < facts.devices.size(); ++rank) {
+      auto& [kept, thing] = remains->slabs.at({slab, rank});
       if (rank > 0 && kept.bytes != row.bytes) {
         return absl::DataLossError(absl::StrCat("slab ", slab, " has ", row.bytes, " bytes on rank 0, ",
                                                 kept.bytes, " on rank ", rank));
@@ -302,9 +324,31 @@ absl::StatusOr<std::vector<SlabRow>> Daemon::AdoptSlabs(const SpaceFacts& facts,
       row.kept.push_back(std::move(thing.kept));
     }
     row.block_count = facts.geometry.blocks_in(row.bytes);
+    row.first_block = end;
+    if (places != nullptr) {
+      const std::optional<uint32_t> first = places->FirstBlockOf(slab);
+      if (!first.has_value())
+        return absl::DataLossError(absl::StrCat("the place of slab ", slab, " was not kept"));
+      row.first_block = *first;
+    }
+    if (row.block_count == 0 || row.first_block > facts.geometry.max_blocks ||
+        row.block_count > facts.geometry.max_blocks - row.first_block ||
+        (slab == 0) != (row.first_block == 0)) {
+      return absl::DataLossError(absl::StrCat("slab ", slab, " has ", row.block_count, " blocks from ",
+                                              row.first_block, " on, of ", facts.geometry.max_blocks));
+    }
+    end = row.end_block();
     *bytes += row.bytes;
+    blocks.emplace_back(row.first_block, end);
     rows.push_back(std::move(row));
   }
+  std::sort(blocks.begin(), blocks.end());
+  for (size_t i = 1; i < blocks.size(); ++i) {
+    if (blocks[i - 1].second > blocks[i].first) {
+      return absl::DataLossError(absl::StrCat("blocks from ", blocks[i].first, " on are in two slabs"));
+    }
+  }
+  return rows;
 }
 
 absl::StatusOr<Daemon::Welcome> Daemon::ComeBack(std::shared_ptr<AttachPeer> peer,
@@ -328,6 +372,7 @@ absl::StatusOr<Daemon::Welcome> Daemon::ComeBack(std::shared_ptr<AttachPeer> pee
     member->identity.peer = std::move(peer);
     member->identity.credentials = credentials;
     member->identity.gives_back = hello.gives_back();
+    member->identity.holes = hello.holes();
     if (member->index == 0) space.KeepTerms(TermsOf(rule));
     space.state.sessions.OnJoined(turn, member.get(), space.state.pressure.on());
   }

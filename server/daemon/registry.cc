@@ -29,6 +29,7 @@ Registry::Attached Registry::Attach(std::shared_ptr<AttachPeer> peer, const Peer
   attachment.credentials = credentials;
   attachment.client_name = hello.client_name();
   attachment.gives_back = hello.gives_back();
+  attachment.holes = hello.holes();
   attachment.token = attached.token;
   attach_tokens_[attached.token] = attached.id;
   return attached;
@@ -58,7 +59,8 @@ absl::StatusOr<Registry::Claimed> Registry::Claim(const std::string& token, bool
                  .peer = attachment.peer,
                  .credentials = attachment.credentials,
                  .client_name = attachment.client_name,
-                 .gives_back = attachment.gives_back};
+                 .gives_back = attachment.gives_back,
+                 .holes = attachment.holes};
 }
 
 bool Registry::Unclaim(AttachId id, bool new_session) {

@@ -63,7 +63,7 @@ class Registry {
     std::shared_ptr<AttachPeer> peer;
     PeerCredentials credentials;
     std::string client_name;
-    bool gives_back = false;  // See v1::AttachHello.
+    bool gives_back = false, holes = false;  // See v1::AttachHello.
   };
   // Takes the attachment for one opening. UNAUTHENTICATED: no connection has this token.
   // FAILED_PRECONDITION: it was used. With `new_session`, also UNAVAILABLE: the daemon drains, and
@@ -173,7 +173,7 @@ class Registry {
     std::shared_ptr<AttachPeer> peer;
     PeerCredentials credentials;
     std::string client_name;
-    bool gives_back = false;
+    bool gives_back = false, holes = false;
     std::string token;
     Use use = Use::kWaiting;
     Fate fate;

@@ -446,13 +446,13 @@ uint32_t TierMover::Ahead(const Space& space) {
 bool TierMover::NextUnused(const Space& space, std::vector<Below::Going>* out) {
   const BlockPool& pool = space.state.pool;
   uint32_t& at = looked_at_[space.facts.id];
-  at = std::min(at, pool.capacity());  // Some of it may have been given back.
-  for (const uint32_t end = at + std::min(kLookedAt, pool.capacity() - at); at < end;) {
+  at = std::min(at, pool.end_block() - 1);  // Some of it may have been given back.
+  for (const uint32_t end = at + std::min(kLookedAt, pool.end_block() - 1 - at); at < end;) {
     const absl::StatusOr<BlockView> view = pool.View(BlockId{++at}, space.NowMs());
     if (!view.ok() || !pool.IsResident(view->ref)) continue;
     out->push_back({{view->ref, view->key}, TierOffer::kEnds, space.state.below.uses(view->ref.id)});
   }
-  return at < pool.capacity();
+  return at + 1 < pool.end_block();
 }
 
 bool TierMover::MoveDown(const std::shared_ptr<Space>& space) {
@@ -707,7 +707,7 @@ std::vector<TierMover::Copy> TierMover::Unwritten(Space* space) {
     if (space->state.growth.closed() || !space->state.below.on()) return {};
     const BlockPool& pool = space->state.pool;
     const uint64_t now = space->NowMs();
-    for (uint32_t id = 1; id <= pool.capacity(); ++id) {
+    for (uint32_t id = 1; id < pool.end_block(); ++id) {
       const absl::StatusOr<BlockView> view = pool.View(BlockId{id}, now);
       if (!view.ok() || !pool.IsResident(view->ref)) continue;
       resident.push_back({{view->ref, view->key}, TierOffer::kEnds, space->state.below.uses(view->ref.id)});

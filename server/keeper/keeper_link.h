@@ -49,6 +49,7 @@ enum class KeptKind : uint16_t {
   kMember = 3,
   kWord = 4,
   kLog = 5,
+  kPlaces = 6,
   kLock = 256,  // This and what follows make up a daemon's place (server/place.h).
   kListener = 257,
   kEpoch = 258

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -33,17 +34,43 @@ BlockPool::~BlockPool() = default;
 
 absl::Status BlockPool::Grow(uint32_t blocks) {
   const uint32_t most = rep_->options.max_blocks - 1;
-  if (blocks > most - rep_->capacity) {
+  if (blocks > most - rep_->extent) {
     return absl::ResourceExhaustedError(
-        absl::StrCat(blocks, " blocks more asked, ", rep_->capacity, " there are, ", most, " at most"));
+        absl::StrCat(blocks, " blocks more asked, ", rep_->extent, " there are, ", most, " at most"));
   }
-  if (rep_->vacating()) {
-    return absl::FailedPreconditionError(absl::StrCat("the pool is to shrink to ", rep_->keep, " blocks"));
+  return Enter({rep_->extent + 1, rep_->extent + 1 + blocks});
+}
+
+absl::Status BlockPool::Enter(BlockRange range) {
+  Rep& r = *rep_;
+  if (r.vacating()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("blocks ", r.going.first, " to ", r.going.end - 1, " of the pool are to be given back"));
   }
-  rep_->Prepare(rep_->capacity + 1 + blocks, UINT32_MAX);
-  rep_->free.InsertRange(rep_->capacity + 1, rep_->capacity + 1 + blocks);
-  rep_->capacity += blocks;
-  rep_->counts[static_cast<size_t>(BlockState::kFree)] += blocks;
+  if (range.first == 0 || range.first > range.end || range.end > r.options.max_blocks) {
+    return absl::InvalidArgumentError(absl::StrCat("blocks from ", range.first, " on, up to ", range.end,
+                                                   ", are to come, of 1 to ", r.options.max_blocks - 1));
+  }
+  if (range.size() == 0) return absl::OkStatus();
+  if (range.first > r.extent) {
+    if (range.first > r.extent + 1) r.holes.emplace(r.extent + 1, range.first);
+    r.extent = range.end - 1;
+  } else {
+    const auto after = r.holes.upper_bound(range.first);
+    const bool in_hole = after != r.holes.begin() && std::prev(after)->second >= range.end;
+    if (!in_hole) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("of blocks ", range.first, " to ", range.end - 1, " some are there already"));
+    }
+    const BlockRange hole = {std::prev(after)->first, std::prev(after)->second};
+    r.holes.erase(hole.first);
+    if (hole.first < range.first) r.holes.emplace(hole.first, range.first);
+    if (range.end < hole.end) r.holes.emplace(range.end, hole.end);
+  }
+  r.Prepare(r.capacity + 1 + range.size(), UINT32_MAX);
+  r.free.InsertRange(range.first, range.end);
+  r.capacity += range.size();
+  r.counts[static_cast<size_t>(BlockState::kFree)] += range.size();
   return absl::OkStatus();
 }
 
@@ -115,7 +142,7 @@ void BlockPool::EndSession(Holder session) {
   for (const uint32_t b : r.last_generation_blocks) {
     if (Holder{r.records[b].owner} == session) r.EndCharge(b);
   }
-  s->tidied_from = r.capacity + 1;
+  s->tidied_from = r.extent + 1;
   r.ending.push_back(static_cast<uint16_t>(session));
   Tidy(kTidySlice);
 }
@@ -130,7 +157,7 @@ uint64_t BlockPool::FreeQuarantine(Holder session) {
   const uint64_t ended = s.all_holds;
   s.phase = Rep::Phase::kFreeing;
   if (s.tidied_from == 0) r.ending.push_back(static_cast<uint16_t>(slot));
-  s.tidied_from = r.capacity + 1;
+  s.tidied_from = r.extent + 1;
   Tidy(kTidySlice);
   return ended;
 }
@@ -174,7 +201,7 @@ void BlockPool::Prefetch(Holder session, absl::Span<const BlockRef> blocks, absl
     r.index.PrefetchBucket(r.scratch_hashes.back());
   }
   for (const BlockRef block : blocks) {
-    if (Index(block.id) > r.capacity) continue;
+    if (Index(block.id) > r.extent) continue;
     r.records.Prefetch(Index(block.id));
     s->holds.Prefetch(Index(block.id));
   }
@@ -214,7 +241,7 @@ LeaseOutcome BlockPool::Lease(Holder session, TimeMs now, uint32_t count, uint32
   KVPOOL_CHECK(r.count(BlockState::kFree) >= n, "%u blocks are free where %u are available",
                r.count(BlockState::kFree), r.available());
   // Those that are to be vacated come last, and a few more are evicted for it.
-  for (uint32_t i = 0; r.free_behind > 0 && r.free_to_keep() < n && i < kMostForKeep; ++i) {
+  for (uint32_t i = 0; r.free_to_go > 0 && r.free_to_keep() < n && i < kMostForKeep; ++i) {
     if (r.EvictUntilFree(r.count(BlockState::kFree) + 1, EvictReason::kDirect, nullptr) == 0) break;
   }
   out->reserve(out->size() + n);
@@ -258,7 +285,7 @@ void BlockPool::Release(Holder session, TimeMs now, const UseHint& hint, absl::S
   r.BeginVerb(now, blocks.size());
   Rep::Session* const s = r.OpenSession(session);
   const auto prefetch = [&](size_t i) {
-    if (Index(blocks[i].id) > r.capacity) return;
+    if (Index(blocks[i].id) > r.extent) return;
     r.records.Prefetch(Index(blocks[i].id));
     if (s != nullptr) s->holds.Prefetch(Index(blocks[i].id));
   };
@@ -367,7 +394,13 @@ uint32_t BlockPool::SetScores(TimeMs now, absl::Span<const BlockRef> blocks, abs
 // ----------------------------------------------------------------------------------------------- views
 
 uint32_t BlockPool::capacity() const { return rep_->capacity; }
+uint32_t BlockPool::end_block() const { return rep_->extent + 1; }
 std::array<uint32_t, kBlockStates> BlockPool::counts() const { return rep_->counts; }
+std::array<uint32_t, kBlockStates> BlockPool::CountIn(BlockRange range) const {
+  std::array<uint32_t, kBlockStates> counts{};
+  for (uint32_t b = range.first; b < range.end; ++b) ++counts[static_cast<size_t>(rep_->StateOf(b))];
+  return counts;
+}
 uint32_t BlockPool::available() const { return rep_->available(); }
 uint32_t BlockPool::promised() const { return rep_->promised; }
 uint32_t BlockPool::pinned() const { return rep_->protected_blocks; }
@@ -390,9 +423,10 @@ std::vector<Eviction> BlockPool::TakeDirectEvictions() { return std::exchange(re
 absl::StatusOr<BlockView> BlockPool::View(BlockId block, TimeMs now) const {
   const Rep& r = *rep_;
   const uint32_t b = Index(block);
-  if (b == 0 || b > r.capacity) {
-    return absl::NotFoundError(absl::StrCat("block ", b, " is not one of 1 to ", r.capacity));
+  if (b == 0 || b > r.extent) {
+    return absl::NotFoundError(absl::StrCat("block ", b, " is not one of 1 to ", r.extent));
   }
+  if (r.absent(b)) return absl::NotFoundError(absl::StrCat("block ", b, " was given back"));
   const BlockRecord& record = r.records[b];
   BlockView view = {.ref = r.RefOf(b),
                     .state = r.StateOf(b),

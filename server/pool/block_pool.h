@@ -1,6 +1,6 @@
 // The block table of one space: who may touch which block, and under which key it is found.
 //
-// A block is in exactly one state, and the states sum to the capacity, always:
+// A block that is there is in exactly one state, and the states sum to the capacity, always:
 //
 //   free         nobody may touch it                       -> leased (Lease)
 //   leased       one session writes                        -> sealed (Seal) | free (last Release)
@@ -8,7 +8,13 @@
 //   sealed       refs > 0; its sharers read                -> cached (last Release)
 //   cached       refs = 0; content valid; evictable        -> sealed (Match) | free (Reclaim)
 //   quarantined  its session ended, its processes may run  -> free (FreeQuarantine)
-//   withheld     to be given back with others              -> gone (Shrink) | free (Vacate)
+//   withheld     to be given back with others              -> absent (Shrink) | free (PutBack)
+//
+//   absent       its memory is not there; no part of the capacity   -> free (Enter)
+//
+// Any range of blocks may leave and come back, so ids of blocks that are there may lie beyond the capacity, and in front of absent
+// ones. An absent block's record stays: its generation goes on where it was when the block comes back, and a ref to the block
+// as it was before stays stale for ever.
 //
 // A session may hold any part of the pool, and one hold any length of chain. So that no call takes long, ends
 // of sessions and of chains are put off beyond some thousand blocks, and done slice by slice in Tidy: such a
@@ -88,11 +94,11 @@ class BlockPool {
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
-  // Takes over what an earlier pool of the same options left in the table (PoolTable): its first `blocks` blocks. What
-  // sessions held stays held. What was done since the last Commit is undone. Ghosts are lost.
+  // Takes over what an earlier pool of the same options left in the table (PoolTable), as far as it is of blocks that are there:
+  // `there` has their ranges, in order. What sessions held stays held. What was done since the last Commit is undone. Ghosts are lost.
   // So is the policy: until another has taken over the least recently used block leaves (has_stand_in).
   // REQUIRES: there is a table, and nothing else was called before.
-  RecoveredPool Recover(TimeMs now, uint32_t blocks);
+  RecoveredPool Recover(TimeMs now, absl::Span<const BlockRange> there);
   // A session that Recover found goes on: it is open, with these limits, and what was leased to it is leased. Its guarantee
   // is unmet as far as it does not have the blocks: Promise finds the rest. False: it can't, and stays ended. REQUIRES:
   // nothing but Recover and this was called before.
@@ -112,17 +118,19 @@ class BlockPool {
   // Adds free blocks behind the last one, for which it does what Prepare has not done: of thousands of blocks that is a long hold.
   // RESOURCE_EXHAUSTED beyond max_blocks. FAILED_PRECONDITION between Vacate and Shrink.
   absl::Status Grow(uint32_t blocks);
+  // The same of these absent blocks. INVALID_ARGUMENT: they are not among 1 to max_blocks - 1. FAILED_PRECONDITION: some are
+  // there, or others are to be vacated.
+  absl::Status Enter(BlockRange range);
 
   // ---- Giving back
-  // The pool is to shrink to its first `keep` blocks. Those behind are leased only where no other is free, their content is
-  // moved (Move) or evicted, and once free they are withheld. With a higher `keep` than before, those that were withheld in
-  // front of it are free again; O(1) blocks a block of difference. At the capacity the pool is as it was. It is about to go on,
-  // down to `least`: children are looked for once for all of it.
-  void Vacate(uint32_t keep, uint32_t least = UINT32_MAX);
-  // Withholds up to `most` blocks that are free behind `keep`; none that is promised to a session.
+  // These blocks are to go. They are leased only where no other is free, their content is moved (Move) or evicted, and once free
+  // they are withheld. REQUIRES: they are there, and no others are to go.
+  void Vacate(BlockRange range);
+  // They are to stay after all: those that were withheld are free again. It goes through `most` of them. True: there are more.
+  bool PutBack(uint32_t most);
+  // Withholds up to `most` blocks of the range that are free; none that is promised to a session.
   void Withhold(uint32_t most);
-  // All blocks behind `keep` are withheld, and leave the pool. Their generations are remembered, for when it grows again. False:
-  // not all are.
+  // All blocks of the range are withheld, and leave the pool: they are absent. False: not all are.
   bool Shrink();
   // Looks at some `blocks` blocks for the children of those that are to be vacated. True: all were looked at.
   bool NoteChildren(uint32_t blocks);
@@ -130,7 +138,7 @@ class BlockPool {
   bool FreeNotes(uint32_t most);
   // Not while nothing is to be vacated, or a HandOver is under way.
   bool can_move() const;
-  // `from`, a cached block behind `keep`, moves to `to`, which `own` has leased and to which its bytes were copied: it is found
+  // `from`, a cached block that is to go, moves to `to`, which `own` has leased and to which its bytes were copied: it is found
   // there from now on, and is cached; `from` is free. To the policy it is a new block that was used now. False, and nothing has
   // changed: `from` is in use or has left, is in its last generation, or has children of which not all are noted or more than
   // `most_children`.
@@ -277,11 +285,15 @@ class BlockPool {
   // ---- Views
   // Blocks without the null block: the sum of the states.
   uint32_t capacity() const;
-  // The capacity, or what Vacate said.
-  uint32_t keep() const;
+  // Ids of blocks are below this one. It is the capacity and 1 where none in front of the last block is absent.
+  uint32_t end_block() const;
+  // What Vacate said, as far as it was not put back; empty: no block is to go.
+  BlockRange going() const;
   // The block that would be leased next; UINT32_MAX: none is free.
   uint32_t lowest_free() const;
   std::array<uint32_t, kBlockStates> counts() const;
+  // The same of some blocks, which are all there: each is looked at.
+  std::array<uint32_t, kBlockStates> CountIn(BlockRange range) const;
   // The two sides of the invariant of credit.
   uint32_t available() const;
   uint32_t promised() const;
@@ -293,7 +305,7 @@ class BlockPool {
   const PoolCounters& counters() const;
   // The direct evictions since the last call, for histograms; at most 4096 are kept.
   std::vector<Eviction> TakeDirectEvictions();
-  // NOT_FOUND outside the capacity.
+  // NOT_FOUND: no such block is there.
   absl::StatusOr<BlockView> View(BlockId block, TimeMs now) const;
   // The block has the content that the ref was answered for: nobody has written to it since it was sealed.
   bool IsResident(BlockRef ref) const;

@@ -9,9 +9,9 @@
 
 namespace kvpool {
 
-void PrefixIndex::CheckInvariants(uint32_t capacity) const {
+void PrefixIndex::CheckInvariants(uint32_t extent, uint32_t capacity) const {
   uint32_t resident = 0;
-  for (uint32_t b = 1; b <= capacity; ++b) {
+  for (uint32_t b = 1; b <= extent; ++b) {
     if (!records_[b].resident()) continue;
     ++resident;
     const BlockKey key = records_[b].block_key();
@@ -24,7 +24,7 @@ void PrefixIndex::CheckInvariants(uint32_t capacity) const {
       const uint32_t b = BlockOf(link);
       ++indexed;
       KVPOOL_CHECK(indexed <= resident, "the index has a cycle or a stranger in bucket %zu", bucket);
-      KVPOOL_CHECK(b <= capacity && records_[b].resident(), "block %u is indexed and not resident", b);
+      KVPOOL_CHECK(b <= extent && records_[b].resident(), "block %u is indexed and not resident", b);
       KVPOOL_CHECK(used_.PlaceOf(HashKey(records_[b].block_key())) == bucket, "block %u is in bucket %zu", b,
                    bucket);
     }
@@ -35,7 +35,7 @@ void PrefixIndex::CheckInvariants(uint32_t capacity) const {
                capacity);
   size_t aliases = 0;
   for (const auto& [block, keys] : keys_of_) {
-    KVPOOL_CHECK(block <= capacity && records_[block].resident() && !keys.empty(), "aliases of block %u",
+    KVPOOL_CHECK(block <= extent && records_[block].resident() && !keys.empty(), "aliases of block %u",
                  block);
     for (const BlockKey& key : keys) {
       const auto it = aliases_.find(key);
@@ -51,12 +51,12 @@ namespace {
 
 // What the records say, counted anew.
 struct Recount {
-  explicit Recount(uint32_t capacity)
-      : holds(capacity + 1),
-        children(capacity + 1),
-        sealed_children(capacity + 1),
-        pinned_children(capacity + 1),
-        owed(capacity + 1) {}
+  explicit Recount(uint32_t extent)
+      : holds(extent + 1),
+        children(extent + 1),
+        sealed_children(extent + 1),
+        pinned_children(extent + 1),
+        owed(extent + 1) {}
   std::vector<uint64_t> holds;
   std::vector<uint32_t> children, sealed_children, pinned_children, owed;
 };
@@ -66,8 +66,13 @@ struct Recount {
 void PoolRep::CheckStates() const {
   std::array<uint32_t, kBlockStates> states{};
   uint32_t last_generation = 0;
-  for (uint32_t b = 1; b <= capacity; ++b) {
+  for (uint32_t b = 1; b <= extent; ++b) {
     const BlockRecord& r = records[b];
+    if (absent(b)) {
+      KVPOOL_CHECK(r.state() == BlockState::kFree && r.refs == 0 && r.flags == 0 && !free.contains(b),
+                   "block %u is not there, in state %d with %u refs", b, static_cast<int>(r.state()), r.refs);
+      continue;
+    }
     ++states[static_cast<size_t>(StateOf(b))];
     if (r.state() == BlockState::kCached && r.last_generation()) ++last_generation;
     KVPOOL_CHECK(b < next_new || r.state() == BlockState::kFree, "block %u is beyond the blocks ever leased",
@@ -99,30 +104,38 @@ void PoolRep::CheckStates() const {
                "the policy has %u blocks, %zu are retained, %zu may leave", policy.asked()->offered(),
                retained.size(), offered);
 
-  uint32_t to_lease = 0, behind = 0;
-  for (uint32_t b = free.LowestFrom(0, capacity + 1); b <= capacity;
-       b = free.LowestFrom(b + 1, capacity + 1)) {
+  uint32_t to_lease = 0, to_go = 0;
+  for (uint32_t b = free.LowestFrom(0, extent + 1); b <= extent; b = free.LowestFrom(b + 1, extent + 1)) {
     KVPOOL_CHECK(b > 0 && records[b].state() == BlockState::kFree, "block %u is to be leased, not free", b);
     KVPOOL_CHECK(to_lease > 0 || free.Lowest() == b, "block %u is free, and %u said to be the lowest", b,
                  free.Lowest());
     ++to_lease;
-    if (b > keep) ++behind;
+    if (going.contains(b)) ++to_go;
   }
-  KVPOOL_CHECK(to_lease == count(BlockState::kFree) && behind == free_behind,
-               "%u blocks are to be leased, %u of them vacated; %u free, %u counted", to_lease, behind,
-               count(BlockState::kFree), free_behind);
-  KVPOOL_CHECK(free.LowestFrom(capacity + 1, options.max_blocks) == options.max_blocks,
+  KVPOOL_CHECK(to_lease == count(BlockState::kFree) && to_go == free_to_go,
+               "%u blocks are to be leased, %u of them vacated; %u free, %u counted", to_lease, to_go,
+               count(BlockState::kFree), free_to_go);
+  KVPOOL_CHECK(free.LowestFrom(extent + 1, options.max_blocks) == options.max_blocks,
                "a block is to be leased that is not there");
+  uint32_t there = extent, end = 0;
+  for (const auto& [first, hole_end] : holes) {
+    KVPOOL_CHECK(end < first && first < hole_end && hole_end <= extent, "a hole from %u on, up to %u, of %u",
+                 first, hole_end, extent);
+    there -= hole_end - first;
+    end = hole_end;
+  }
+  KVPOOL_CHECK(there == capacity, "%u blocks are there, %u counted", there, capacity);
   KVPOOL_CHECK(vacating() || count(BlockState::kWithheld) == 0, "%u blocks are withheld for nothing",
                count(BlockState::kWithheld));
   CheckVacating();
 }
 
 void PoolRep::CheckVacating() const {
-  for (uint32_t b = 1; b <= capacity; ++b) {
-    KVPOOL_CHECK(StateOf(b) != BlockState::kWithheld || b > keep, "block %u is withheld, and to be kept", b);
+  for (uint32_t b = 1; b <= extent; ++b) {
+    KVPOOL_CHECK(absent(b) || StateOf(b) != BlockState::kWithheld || going.contains(b),
+                 "block %u is withheld, and to be kept", b);
     const BlockRecord& r = records[b];
-    if (b >= noted || !r.resident() || r.parent <= note_behind) continue;
+    if (b >= noted || !r.resident() || !noted_parents.contains(r.parent)) continue;
     const auto found = children_of.find(r.parent);
     KVPOOL_CHECK(found != children_of.end() &&
                      std::find(found->second.begin(), found->second.end(), b) != found->second.end(),
@@ -131,12 +144,12 @@ void PoolRep::CheckVacating() const {
 }
 
 void PoolRep::CheckRefs() const {
-  Recount recount(capacity);
+  Recount recount(extent);
   for (const Session& s : sessions) {
     uint32_t held = 0, leased = 0;
     uint64_t all_holds = 0;
-    s.holds.VisitBelow(capacity + 1, UINT32_MAX, [&](uint32_t b, uint32_t holds) {
-      KVPOOL_CHECK(b >= 1 && b <= capacity, "block %u is held", b);
+    s.holds.VisitBelow(extent + 1, UINT32_MAX, [&](uint32_t b, uint32_t holds) {
+      KVPOOL_CHECK(b >= 1 && !absent(b), "block %u is held", b);
       ++held;
       all_holds += holds;
       if (records[b].state() != BlockState::kSealed) ++leased;
@@ -157,11 +170,11 @@ void PoolRep::CheckRefs() const {
     KVPOOL_CHECK(sessions[slot].phase == Phase::kEnded || sessions[slot].phase == Phase::kFreeing,
                  "session %u is ending in phase %d", slot, static_cast<int>(sessions[slot].phase));
   }
-  for (uint32_t b = 1; b <= capacity; ++b) {
+  for (uint32_t b = 1; b <= extent; ++b) {
     const BlockRecord& r = records[b];
     if (!r.resident() || r.parent == 0) continue;
-    KVPOOL_CHECK(r.parent <= capacity && records[r.parent].resident(),
-                 "the parent of block %u is not resident", b);
+    KVPOOL_CHECK(r.parent <= extent && records[r.parent].resident(), "the parent of block %u is not resident",
+                 b);
     KVPOOL_CHECK(records[r.parent].group() == r.group() && options.windows[r.group()] == 0,
                  "block %u has a parent that it must not have", b);
     ++recount.children[r.parent];
@@ -169,7 +182,7 @@ void PoolRep::CheckRefs() const {
     if (r.has(BlockRecord::kPinned)) ++recount.pinned_children[r.parent];
   }
   uint32_t with_doubt = 0;
-  for (uint32_t b = 1; b <= capacity; ++b) {
+  for (uint32_t b = 1; b <= extent; ++b) {
     const BlockRecord& r = records[b];
     if (r.has(BlockRecord::kDoubted)) ++with_doubt;
     KVPOOL_CHECK((r.resident() && has_sum(b)) || !r.has(BlockRecord::kDoubted),
@@ -232,7 +245,7 @@ void PoolRep::CheckProtections() const {
   size_t times = 0;
   for (const auto& [b, p] : protections) {
     const BlockRecord& r = records[b];
-    KVPOOL_CHECK(b <= capacity && r.resident(), "block %u is protected and not resident", b);
+    KVPOOL_CHECK(b <= extent && r.resident(), "block %u is protected and not resident", b);
     if (Budgeted(r, p)) ++budgeted;
     if (p.priority != kDefaultPriority) {
       ++times;
@@ -263,7 +276,7 @@ void BlockPool::CheckInvariants() const {
   rep_->CheckRefs();
   rep_->CheckCharges();
   rep_->CheckProtections();
-  rep_->index.CheckInvariants(rep_->capacity);
+  rep_->index.CheckInvariants(rep_->extent, rep_->capacity);
 }
 
 }  // namespace kvpool

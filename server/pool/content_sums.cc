@@ -92,8 +92,8 @@ void BlockPool::NextCondemned(uint32_t* at, uint32_t look, std::vector<BlockRef>
 void BlockPool::NextWithSum(WithSum which, uint32_t* at, uint32_t look, size_t most,
                             std::vector<BlockRef>* out) const {
   const Rep& r = *rep_;
-  for (uint32_t i = 0; i < std::min(look, r.capacity) && most > 0; ++i) {
-    *at = *at >= r.capacity ? 1 : *at + 1;
+  for (uint32_t i = 0; i < std::min(look, r.extent) && most > 0; ++i) {
+    *at = *at >= r.extent ? 1 : *at + 1;
     if (!r.records[*at].resident() || !r.has_sum(*at) || r.is_condemned(*at)) continue;
     if (which == WithSum::kDoubted && !r.records[*at].has(BlockRecord::kDoubted)) continue;
     out->push_back(r.RefOf(*at));

@@ -71,7 +71,7 @@ PoolRep::PoolRep(const PoolOptions& pool_options, std::unique_ptr<ReplacementPol
 }
 
 Verdict PoolRep::Resolve(BlockRef ref) {
-  if (ref.id == kNullBlock || Index(ref.id) > capacity) return Verdict::kUnknownBlock;
+  if (ref.id == kNullBlock || Index(ref.id) > extent) return Verdict::kUnknownBlock;
   const BlockRecord& r = records[Index(ref.id)];
   if (r.generation != ref.generation || r.state() == BlockState::kFree) {
     ++counters.refused_stale;
@@ -249,13 +249,13 @@ void PoolRep::Free(uint32_t b) {
   EndCharge(b);
   r.flags = 0;
   free.Insert(b);
-  if (b > keep) ++free_behind;
+  if (going.contains(b)) ++free_to_go;
 }
 
 uint32_t PoolRep::PopFree() {
-  const uint32_t b = free.Lowest();
+  const uint32_t b = NextFree();
   free.Erase(b);
-  if (b > keep) --free_behind;
+  if (going.contains(b)) --free_to_go;
   next_new = std::max(next_new, b + 1);
   return b;
 }

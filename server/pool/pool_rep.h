@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,6 +15,7 @@
 #include "absl/container/btree_map.h"
 #include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/types/span.h"
 #include "server/base/virtual_array.h"
 #include "server/pool/block_record.h"
 #include "server/pool/free_set.h"
@@ -156,9 +158,21 @@ class PoolRep final {
   // REQUIRES: one is free.
   uint32_t PopFree();
   // Those that are free and not to be vacated.
-  uint32_t free_to_keep() const { return count(BlockState::kFree) - free_behind; }
-  bool vacating() const { return keep < capacity; }
-  // kFree or kWithheld for a record that says kFree.
+  uint32_t free_to_keep() const { return count(BlockState::kFree) - free_to_go; }
+  bool vacating() const { return going.first < going.end; }
+  // The block that is leased next: the lowest that is to be kept, if there is one. REQUIRES: one is free.
+  uint32_t NextFree() const {
+    const uint32_t lowest = free.Lowest();
+    const uint32_t behind = going.contains(lowest) ? free.LowestFrom(going.end, extent + 1) : lowest;
+    return behind <= extent ? behind : lowest;
+  }
+  // Its id may be that of a block, and none is there.
+  bool absent(uint32_t b) const {
+    if (b > extent) return true;
+    const auto after = holes.upper_bound(b);
+    return after != holes.begin() && b < std::prev(after)->second;
+  }
+  // kFree or kWithheld for a record that says kFree. REQUIRES: the block is there.
   BlockState StateOf(uint32_t b) const {
     const BlockState state = records[b].state();
     return state == BlockState::kFree && !free.contains(b) ? BlockState::kWithheld : state;
@@ -205,7 +219,9 @@ class PoolRep final {
   std::vector<uint32_t>* ChildrenOf(uint32_t b);
 
   // ---- recover.cc
-  RecoveredPool Recover(TimeMs now, uint32_t blocks);
+  RecoveredPool Recover(TimeMs now, absl::Span<const BlockRange> there);
+  // Makes these the blocks that are there.
+  void SetThere(absl::Span<const BlockRange> there);
   bool Resume(Holder session, const SessionLimits& limits);
   struct Remains;
   // Answers the highest block that is held.
@@ -215,7 +231,8 @@ class PoolRep final {
   void RecoverIndex(RecoveredPool* found, VirtualArray<Remains>* remains);
   void RecoverAliases(uint32_t b, RecoveredPool* found);
   void RecoverChains(RecoveredPool* found, VirtualArray<Remains>* remains);
-  void RecoverStates(RecoveredPool* found, VirtualArray<Remains>* remains);
+  void RecoverStates(absl::Span<const BlockRange> there, RecoveredPool* found,
+                     VirtualArray<Remains>* remains);
   // What the table says of the block's protection; nothing where that is of another life of it, or over.
   std::optional<Protection> KeptProtectionOf(uint32_t b) const;
   void RecoverPin(uint32_t b, TimeMs until);
@@ -229,7 +246,11 @@ class PoolRep final {
 
   // ---- The blocks
   const PoolOptions options;
-  uint32_t capacity = 0;
+  uint32_t capacity = 0;  // So many are there.
+  // Ids of blocks are up to this one, which is there. Those of the holes, whose ends are the values, are not: their records say
+  // that they are free, and keep their generations.
+  uint32_t extent = 0;
+  absl::btree_map<uint32_t, uint32_t> holes;
   const std::optional<PoolTable> table;  // None: the tables below are the pool's own.
   PoolTable::Begun own_begun{};
   UndoLog undo;
@@ -250,18 +271,18 @@ class PoolRep final {
   FreeSet free;
 
   // ---- Giving back (vacate.cc)
-  uint32_t keep = UINT32_MAX;  // Blocks behind this one are to be vacated.
-  uint32_t free_behind = 0;    // So many of those are free.
-  // The children of resident blocks behind `note_behind`, and perhaps some that are so no more. All of them are in it once
-  // `noted` has come to the capacity.
-  uint32_t note_behind = UINT32_MAX;
+  BlockRange going;         // These are to be vacated; empty: none are.
+  uint32_t free_to_go = 0;  // So many of those are free.
+  // The children of resident blocks among `noted_parents`, and perhaps some that are so no more. All of them are in it once
+  // `noted` is behind the last block.
+  BlockRange noted_parents;
   using Notes = absl::btree_map<uint32_t, std::vector<uint32_t>>;
   Notes children_of;
   std::vector<Notes> forgotten;  // Their memory is freed part by part.
   uint64_t notes = 0;
   uint32_t noted = 0;
   void NoteChild(uint32_t parent, uint32_t child) {
-    if (parent <= note_behind) return;
+    if (!noted_parents.contains(parent)) return;
     children_of[parent].push_back(child);
     ++notes;
   }

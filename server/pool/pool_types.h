@@ -16,6 +16,14 @@ namespace kvpool {
 enum class BlockState : uint8_t { kFree, kLeased, kSealed, kCached, kQuarantined, kWithheld };
 inline constexpr int kBlockStates = 6;
 
+// The blocks from `first` on, up to `end`, which is not one of them.
+struct BlockRange {
+  uint32_t first = 0, end = 0;
+  uint32_t size() const { return end - first; }
+  bool contains(uint32_t block) const { return first <= block && block < end; }
+  friend bool operator==(const BlockRange&, const BlockRange&) = default;
+};
+
 // The index of a session in the pool. It is reused once FreeQuarantine was called and no block is
 // charged to it.
 enum class Holder : uint16_t {};
@@ -51,7 +59,7 @@ enum class Verdict : uint8_t {
   kDone,
   // Seal: the key exists; the canonical block is held instead, unless the entry leaves duplicates.
   kDuplicate,
-  // The id is the null block's, or outside the capacity.
+  // The id is the null block's, or higher than that of any block.
   kUnknownBlock,
   // The generation moved, or the block is free.
   kStale,

@@ -102,8 +102,8 @@ class PrefixIndex {
   // The memory that buckets take once all blocks have come.
   size_t bytes() const { return buckets_.bytes(); }
 
-  // Aborts unless exactly the resident blocks of 1..capacity are found, each once.
-  void CheckInvariants(uint32_t capacity) const;
+  // Aborts unless exactly the resident blocks of 1..extent are found, each once. So many are there: `capacity`.
+  void CheckInvariants(uint32_t extent, uint32_t capacity) const;
 
  private:
   static constexpr uint64_t kPrefetchSplits = 8;

@@ -28,7 +28,7 @@ uint32_t BlockPool::Reclaim(TimeMs now, absl::Span<const BlockRef> victims, Evic
   // Evicts each victim without children, then the listed blocks in front of it as their last child leaves. A
   // block that this call freed has no flags, so it is not evicted twice.
   for (const BlockRef& ref : victims) {
-    if (ref.id == kNullBlock || Index(ref.id) > r.capacity) continue;
+    if (ref.id == kNullBlock || Index(ref.id) > r.extent) continue;
     for (uint32_t b = Index(ref.id); b != 0;) {
       const BlockRecord& record = r.records[b];
       if (!record.has(BlockRecord::kListed) || record.children != 0) break;
@@ -38,7 +38,7 @@ uint32_t BlockPool::Reclaim(TimeMs now, absl::Span<const BlockRef> victims, Evic
     }
   }
   for (const BlockRef& ref : victims) {
-    if (ref.id == kNullBlock || Index(ref.id) > r.capacity) continue;
+    if (ref.id == kNullBlock || Index(ref.id) > r.extent) continue;
     r.records[Index(ref.id)].flags &= static_cast<uint8_t>(~BlockRecord::kListed);
   }
   return r.count(BlockState::kFree) - free;
@@ -63,14 +63,14 @@ void BlockPool::NextToLeave(uint32_t count, std::vector<Departing>* out) {
   const size_t named = r.policy.asked()->Upcoming(absl::MakeSpan(upcoming));
   for (size_t i = 0; i < named; ++i) add_chain(Index(upcoming[i]));
   if (named > 0 || r.policy.asked()->offered() == 0) return;
-  for (uint32_t visited = 0; visited < std::min(count, r.capacity) && out->size() < most; ++visited) {
-    r.departing_at = r.departing_at % r.capacity + 1;
+  for (uint32_t visited = 0; visited < std::min(count, r.extent) && out->size() < most; ++visited) {
+    r.departing_at = r.departing_at % r.extent + 1;
     add_chain(r.departing_at);
   }
 }
 
 bool BlockPool::IsResident(BlockRef ref) const {
-  if (ref.id == kNullBlock || Index(ref.id) > rep_->capacity) return false;
+  if (ref.id == kNullBlock || Index(ref.id) > rep_->extent) return false;
   const BlockRecord& record = rep_->records[Index(ref.id)];
   return record.generation == ref.generation && record.resident();
 }

@@ -73,16 +73,27 @@ struct PoolRep::Remains {
   Walk walk;   // Whether the chain from it to its root was followed.
 };
 
-RecoveredPool BlockPool::Recover(TimeMs now, uint32_t blocks) {
+RecoveredPool BlockPool::Recover(TimeMs now, absl::Span<const BlockRange> there) {
   KVPOOL_CHECK(rep_->table.has_value() && rep_->capacity == 0, "a pool that is in use is to be recovered");
   rep_->policy.Set(std::make_unique<RecordOrder>(rep_->records, now), PolicyFeed::Tell::kLater);
   rep_->stand_in = true;
-  return rep_->Recover(now, blocks);
+  return rep_->Recover(now, there);
 }
 
 bool BlockPool::has_stand_in() const { return rep_->stand_in; }
 
-RecoveredPool PoolRep::Recover(TimeMs now, uint32_t blocks) {
+void PoolRep::SetThere(absl::Span<const BlockRange> there) {
+  for (const BlockRange& range : there) {
+    KVPOOL_CHECK(range.first > extent && range.first < range.end && range.end <= options.max_blocks,
+                 "blocks from %u on, up to %u, are there, behind block %u, of %u", range.first, range.end,
+                 extent, options.max_blocks);
+    if (range.first > extent + 1) holes.emplace(extent + 1, range.first);
+    extent = range.end - 1;
+    capacity += range.size();
+  }
+}
+
+RecoveredPool PoolRep::Recover(TimeMs now, absl::Span<const BlockRange> there) {
   BeginVerb(now, 0);
   RecoveredPool found;
   const std::vector<uint32_t> changed = SealedInTornTurn();
@@ -93,23 +104,28 @@ RecoveredPool PoolRep::Recover(TimeMs now, uint32_t blocks) {
   for (const uint32_t b : changed) {
     if (!records[b].resident()) ++found.lost[static_cast<size_t>(BlockLoss::kTorn)];
   }
-  capacity = std::min(blocks, options.max_blocks - 1);
-  for (uint32_t b = capacity + 1; b < std::min(next_new, options.max_blocks); ++b) {
-    BlockRecord& r = records[b];
-    if (r.resident()) ++found.lost[static_cast<size_t>(BlockLoss::kNoSlab)];
-    // The pool may grow again. A record that is free keeps its generation, and no more.
-    r.refs = r.children = 0;
-    r.owner = static_cast<uint16_t>(kNobody);
-    r.flags = 0;
-    r.set_state(BlockState::kFree);
-  }
-  // A block beyond what there is was never answered to anybody. What is held was leased, whatever else the crash left.
-  next_new = std::max(std::min(next_new, capacity + 1), RecoverHolds(&found) + 1);
+  SetThere(there);
+  const auto clear = [&](uint32_t first, uint32_t end) {
+    for (uint32_t b = first; b < std::min({end, next_new, options.max_blocks}); ++b) {
+      BlockRecord& r = records[b];
+      if (r.resident()) ++found.lost[static_cast<size_t>(BlockLoss::kNoSlab)];
+      // The block may come back. A record that is free keeps its generation, and no more.
+      r.refs = r.children = 0;
+      r.owner = static_cast<uint16_t>(kNobody);
+      r.flags = 0;
+      r.set_state(BlockState::kFree);
+    }
+  };
+  for (const auto& [first, end] : holes) clear(first, end);
+  clear(extent + 1, options.max_blocks);
+  // A block that is not there was never answered to anybody, or has been given back since. What is held was leased, whatever else
+  // the crash left.
+  next_new = std::max(std::min(next_new, extent + 1), RecoverHolds(&found) + 1);
   VirtualArray<Remains> remains(next_new);
   remains.Populate(next_new);
   RecoverIndex(&found, &remains);
   RecoverChains(&found, &remains);
-  RecoverStates(&found, &remains);
+  RecoverStates(there, &found, &remains);
   undo.Commit();
   found.forgets_sums = options.keeps_sums && !options.table_has_sums;
   return found;
@@ -136,14 +152,14 @@ bool PoolRep::Resume(Holder session, const SessionLimits& limits) {
                static_cast<int>(s.phase));
   if (limits.max_blocks != 0 && s.held > limits.max_blocks) return false;
   bool sole = true;
-  s.holds.VisitBelow(capacity + 1, UINT32_MAX, [&](uint32_t b, uint32_t holds) {
+  s.holds.VisitBelow(extent + 1, UINT32_MAX, [&](uint32_t b, uint32_t holds) {
     sole = sole && (records[b].resident() || records[b].refs == holds);
   });
   if (!sole) return false;  // A damaged block that it shared: nobody knows whose it is.
   s.phase = Phase::kOpen;
   s.limits = limits;
   s.limits.guaranteed = 0;
-  s.holds.VisitBelow(capacity + 1, UINT32_MAX, [&](uint32_t b, uint32_t holds) {
+  s.holds.VisitBelow(extent + 1, UINT32_MAX, [&](uint32_t b, uint32_t holds) {
     if (holds > kManyHolds) s.many_holds = true;
     BlockRecord& r = records[b];
     if (!r.resident()) {
@@ -168,10 +184,15 @@ uint32_t PoolRep::RecoverHolds(RecoveredPool* found) {
     HoldPage& page = table->pages[i];
     const uint64_t base = uint64_t{page.index} * HoldPage::kBlocks;
     const auto in_use =
-        std::min<uint64_t>(HoldPage::kBlocks, capacity + 1 - std::min<uint64_t>(base, capacity + 1));
+        std::min<uint64_t>(HoldPage::kBlocks, extent + 1 - std::min<uint64_t>(base, extent + 1));
     const uint32_t first = base == 0 ? 1 : 0;  // The null block is nobody's.
     std::fill(page.counts, page.counts + std::min<uint64_t>(first, in_use), uint16_t{0});
     std::fill(page.counts + in_use, page.counts + HoldPage::kBlocks, uint16_t{0});
+    for (const auto& [hole, end] : holes) {
+      const uint64_t from = std::clamp<uint64_t>(hole, base, base + in_use) - base;
+      const uint64_t to = std::clamp<uint64_t>(end, base, base + in_use) - base;
+      std::fill(page.counts + from, page.counts + to, uint16_t{0});
+    }
     page.live = static_cast<uint32_t>(HoldPage::kBlocks -
                                       std::count(page.counts, page.counts + HoldPage::kBlocks, 0));
     if (page.session == 0 || page.session == kOwnersId || page.live == 0) {
@@ -310,10 +331,11 @@ void PoolRep::RecoverPin(uint32_t b, TimeMs until) {
   for (auto at = scratch_chain.rbegin(); at != scratch_chain.rend(); ++at) StartPin(*at, until);
 }
 
-void PoolRep::RecoverStates(RecoveredPool* found, VirtualArray<Remains>* remains) {
+void PoolRep::RecoverStates(absl::Span<const BlockRange> there, RecoveredPool* found,
+                            VirtualArray<Remains>* remains) {
   VirtualArray<Remains>& of = *remains;
   for (Session& s : sessions) {
-    s.holds.VisitBelow(capacity + 1, UINT32_MAX, [&](uint32_t b, uint32_t holds) {
+    s.holds.VisitBelow(extent + 1, UINT32_MAX, [&](uint32_t b, uint32_t holds) {
       const bool first = of[b].refs == 0;
       of[b].refs += holds;
       if (!of[b].whole) ++s.leased;
@@ -328,6 +350,7 @@ void PoolRep::RecoverStates(RecoveredPool* found, VirtualArray<Remains>* remains
   };
   std::vector<std::pair<uint32_t, TimeMs>> pins;
   for (uint32_t b = next_new; b-- > 1;) {
+    if (absent(b)) continue;
     BlockRecord& r = records[b];
     const bool unsealed = r.state() == BlockState::kLeased ||
                           (r.state() == BlockState::kQuarantined && !r.has(BlockRecord::kRetired));
@@ -363,8 +386,11 @@ void PoolRep::RecoverStates(RecoveredPool* found, VirtualArray<Remains>* remains
     if (unsealed) ++found->lost[static_cast<size_t>(BlockLoss::kUnsealed)];
     Free(b);  // It has it leased again, or retires it.
   }
-  free.InsertRange(next_new, capacity + 1);
-  counts[static_cast<size_t>(BlockState::kFree)] += capacity + 1 - next_new;
+  for (const BlockRange& range : there) {
+    const uint32_t first = std::clamp(next_new, range.first, range.end);
+    free.InsertRange(first, range.end);
+    counts[static_cast<size_t>(BlockState::kFree)] += range.end - first;
+  }
   for (const auto& [b, until] : pins) RecoverPin(b, until);
   found->cached = count(BlockState::kCached);
   found->held = count(BlockState::kSealed);

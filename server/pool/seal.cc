@@ -125,7 +125,7 @@ void BlockPool::Seal(Holder session, TimeMs now, const BlockKey* parent, absl::S
       if (entry.keys.empty()) continue;
       hashes[i] = HashKey(entry.keys.back());
       r.index.PrefetchBucket(hashes[i]);
-      if (Index(entry.block.id) > r.capacity) continue;
+      if (Index(entry.block.id) > r.extent) continue;
       r.records.Prefetch(Index(entry.block.id));
       r.policy.Prefetch(entry.block.id, hashes[i]);
     }

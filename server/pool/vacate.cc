@@ -1,7 +1,9 @@
-// The upper end of a pool comes to be empty, so that the memory there can be given back.
+// A range of a pool comes to be empty, so that the memory there can be given back.
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "proto/support/check.h"
@@ -22,37 +24,52 @@ constexpr uint64_t kMostNotesPerChild = 4;
 bool BlockPool::can_move() const { return rep_->vacating() && !rep_->handing_over; }
 
 uint32_t BlockPool::lowest_free() const {
-  return rep_->count(BlockState::kFree) == 0 ? UINT32_MAX : rep_->free.Lowest();
+  return rep_->count(BlockState::kFree) == 0 ? UINT32_MAX : rep_->NextFree();
 }
 
-uint32_t BlockPool::keep() const { return std::min(rep_->keep, rep_->capacity); }
+BlockRange BlockPool::going() const { return rep_->going; }
 
-void BlockPool::Vacate(uint32_t keep, uint32_t least) {
+void BlockPool::Vacate(BlockRange range) {
   Rep& r = *rep_;
-  const uint32_t before = std::min(r.keep, r.capacity);
-  keep = std::min(keep, r.capacity);
-  for (uint32_t b = before + 1; b <= keep; ++b) {
-    if (r.StateOf(b) != BlockState::kWithheld) continue;
+  KVPOOL_CHECK(!r.vacating(), "blocks %u to %u are to be given back already", r.going.first, r.going.end - 1);
+  KVPOOL_CHECK(range.first > 0 && range.first <= range.end && range.end <= r.extent + 1,
+               "blocks from %u on, up to %u, are to be given back, of 1 to %u", range.first, range.end,
+               r.extent);
+  r.going = range;
+  r.free_to_go = r.free.CountRange(range.first, range.end);
+  r.noted_parents = range;
+  r.ForgetChildren();
+}
+
+bool BlockPool::PutBack(uint32_t most) {
+  Rep& r = *rep_;
+  if (!r.vacating()) return false;
+  const uint32_t end = r.going.first + std::min(most, r.going.size());
+  for (uint32_t b = r.going.first; b < end; ++b) {
+    if (r.records[b].state() != BlockState::kFree) continue;
+    if (r.free.contains(b)) {
+      --r.free_to_go;
+      continue;
+    }
     r.free.Insert(b);
     --r.counts[static_cast<size_t>(BlockState::kWithheld)];
     ++r.counts[static_cast<size_t>(BlockState::kFree)];
   }
-  r.keep = keep == r.capacity ? UINT32_MAX : keep;
-  r.free_behind = r.free.CountRange(keep + 1, r.capacity + 1);
-  const uint32_t note_behind = r.vacating() ? std::min(keep, least) : UINT32_MAX;
-  if (note_behind >= r.note_behind && r.vacating()) return;
-  r.note_behind = note_behind;
+  r.going.first = end;
+  if (r.vacating()) return true;
+  r.noted_parents = {};
   r.ForgetChildren();
+  return false;
 }
 
 void BlockPool::Withhold(uint32_t most) {
   Rep& r = *rep_;
   if (!r.vacating()) return;
-  uint32_t b = r.keep;
-  for (; most > 0 && r.free_behind > 0 && r.available() > r.promised; --most) {
-    b = r.free.LowestFrom(b + 1, r.capacity + 1);
+  uint32_t b = r.going.first;
+  for (; most > 0 && r.free_to_go > 0 && r.available() > r.promised; --most, ++b) {
+    b = r.free.LowestFrom(b, r.going.end);
     r.free.Erase(b);
-    --r.free_behind;
+    --r.free_to_go;
     --r.counts[static_cast<size_t>(BlockState::kFree)];
     ++r.counts[static_cast<size_t>(BlockState::kWithheld)];
   }
@@ -61,13 +78,28 @@ void BlockPool::Withhold(uint32_t most) {
 bool BlockPool::Shrink() {
   Rep& r = *rep_;
   uint32_t& withheld = r.counts[static_cast<size_t>(BlockState::kWithheld)];
-  if (!r.vacating() || withheld < r.capacity - r.keep) return false;
-  r.capacity = r.keep;
+  if (!r.vacating() || withheld < r.going.size()) return false;
+  BlockRange gone = std::exchange(r.going, {});
+  r.capacity -= withheld;
   withheld = 0;
-  r.keep = UINT32_MAX;
-  // The next slab's children are noted already.
-  if (r.noted > r.capacity) r.noted = r.capacity + 1;
-  r.departing_at = std::min(r.departing_at, r.capacity);
+  const auto behind = r.holes.find(gone.end);
+  if (behind != r.holes.end()) {
+    gone.end = behind->second;
+    r.holes.erase(behind);
+  }
+  const auto after = r.holes.lower_bound(gone.first);
+  if (after != r.holes.begin() && std::prev(after)->second == gone.first) {
+    gone.first = std::prev(after)->first;
+    r.holes.erase(std::prev(after));
+  }
+  if (gone.end > r.extent) {
+    r.extent = gone.first - 1;
+  } else {
+    r.holes.emplace(gone.first, gone.end);
+  }
+  r.noted_parents = {};
+  r.ForgetChildren();
+  r.departing_at = std::min(r.departing_at, r.extent);
   return true;
 }
 
@@ -89,7 +121,9 @@ bool BlockPool::NoteChildren(uint32_t blocks) {
   Rep& r = *rep_;
   if (!r.vacating()) return true;
   FreeNotes(blocks);
-  const uint32_t end = std::min(r.next_new, r.capacity + 1);
+  // What is free has no children, and those that come are noted.
+  if (r.free_to_go + r.count(BlockState::kWithheld) == r.going.size()) r.noted = r.extent + 1;
+  const uint32_t end = std::min(r.next_new, r.extent + 1);
   // Of a parent of which many children come and go many notes are stale: then all is looked at anew.
   if (r.notes > 2 * uint64_t{r.capacity} + kLeastNotes) r.ForgetChildren();
   for (; blocks > 0 && r.noted < end; --blocks, ++r.noted) {
@@ -97,16 +131,15 @@ bool BlockPool::NoteChildren(uint32_t blocks) {
     if (r.noted > 0 && record.resident()) r.NoteChild(record.parent, r.noted);
   }
   if (r.noted < end) return false;
-  r.noted = r.capacity + 1;
+  r.noted = r.extent + 1;
   return true;
 }
 
 std::vector<uint32_t>* PoolRep::ChildrenOf(uint32_t b) {
   std::vector<uint32_t>& children = children_of[b];
   // Some have left, and may have come back.
-  std::erase_if(children, [&](uint32_t child) {
-    return child > capacity || !records[child].resident() || records[child].parent != b;
-  });
+  std::erase_if(children,
+                [&](uint32_t child) { return !records[child].resident() || records[child].parent != b; });
   std::sort(children.begin(), children.end());
   children.erase(std::unique(children.begin(), children.end()), children.end());
   return &children;
@@ -119,16 +152,16 @@ bool BlockPool::Move(Holder own, TimeMs now, BlockRef from, BlockRef to, uint32_
   // A policy that takes over goes by the parents that were copied for it.
   if (s == nullptr || !r.vacating() || r.handing_over || !IsResident(from)) return false;
   const uint32_t f = Index(from.id), t = Index(to.id);
-  if (t == 0 || t > r.capacity || r.records[t].generation != to.generation) return false;
+  if (t == 0 || t > r.extent || r.records[t].generation != to.generation) return false;
   BlockRecord& old = r.records[f];
   BlockRecord& record = r.records[t];
-  if (old.state() != BlockState::kCached || f <= r.keep || old.last_generation()) return false;
+  if (old.state() != BlockState::kCached || !r.going.contains(f) || old.last_generation()) return false;
   const bool doubted = old.has(BlockRecord::kDoubted);
   const bool condemned = r.is_condemned(f);
   if (record.state() != BlockState::kLeased || Holder{record.owner} != own || record.refs != 1) return false;
   std::vector<uint32_t> children;
   if (old.children > 0) {
-    if (old.children > most_children || r.noted <= r.capacity) return false;
+    if (old.children > most_children || r.noted <= r.extent) return false;
     // Many have come and gone since.
     if (r.children_of[f].size() > kMostNotesPerChild * most_children) {
       r.ForgetChildren();

@@ -1,8 +1,9 @@
 // The part of a device operation that needs no device: which scores it wants and, once all ranks have given
 // theirs, the victims and the answer. Who chooses the victims:
 //
+//   heads that share a budget          this unit, from the ranks' rows joined (cuda/scorers/rank_rows.h)
 //   one rank, or a row for each head   the device, where its scores are
-//   anything else                      this unit, from the ranks' rows joined (cuda/scorers/rank_rows.h)
+//   anything else                      this unit, from the ranks' rows joined
 #ifndef KVPOOL_SERVER_SCORING_SCORE_ANSWER_H_
 #define KVPOOL_SERVER_SCORING_SCORE_ANSWER_H_
 

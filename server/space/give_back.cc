@@ -1,7 +1,9 @@
 #include "server/space/give_back.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,6 +15,9 @@ namespace {
 // Blocks that are looked at, withheld or put back under one hold of the space's mutex: some 0.1 ms.
 constexpr uint32_t kSlice = 1024;
 constexpr uint32_t kNotesSlice = 4096;
+constexpr uint32_t kCountSlice = 4096;
+// What keeps a slab is looked at so often, and whether nothing keeps another by now.
+constexpr uint64_t kLookAgainMs = 20;
 constexpr uint32_t kReclaimTogether = 256;
 // Blocks that move together, and their bytes: some milliseconds of copying, in which the housekeeper does nothing else.
 constexpr uint32_t kMostCopies = 64;
@@ -31,20 +36,27 @@ constexpr uint64_t kStuckMs = 100;
 
 void GiveBack::Ask(uint32_t slabs_wanted, uint64_t until_ms) {
   const uint32_t there = slabs() + (growth_.leaving().has_value() ? 1 : 0);
-  if (!asked()) ++counters.asked;
+  if (!asked()) {
+    ++counters.asked;
+    look_ms_ = 0;
+  }
   begun_ = true;
   keep_slabs_ = std::min(keep_slabs_, there - std::min(there - 1, slabs_wanted));
   until_ms_ = std::max(until_ms_, until_ms);
   growth_.Block(until_ms_);
 }
 
-uint32_t GiveBack::needed_slabs() const {
+uint32_t GiveBack::needed_blocks() const {
   const uint32_t in_use =
       pool_.capacity() - pool_.available() - pool_.counts()[static_cast<int>(BlockState::kWithheld)];
-  const uint32_t needed = std::max(share_blocks, in_use + pool_.promised() + sessions_.unmet_blocks());
+  return std::max(share_blocks, in_use + pool_.promised() + sessions_.unmet_blocks());
+}
+
+uint32_t GiveBack::needed_slabs() const {
+  const uint32_t needed = needed_blocks();
   uint32_t keep = growth_.entered();
   // The null block is no part of the capacity.
-  while (keep > 1 && growth_.end_block(keep - 1) - 1 >= needed) --keep;
+  while (keep > 1 && growth_.blocks_of(keep - 1) - 1 >= needed) --keep;
   return keep;
 }
 
@@ -56,7 +68,7 @@ uint32_t GiveBack::spare_slabs() const {
 
 uint32_t GiveBack::excess_slabs() const {
   uint32_t excess = 0;
-  while (excess + 1 < slabs() && growth_.end_block(slabs() - excess) > growth_.max_blocks()) ++excess;
+  while (excess + 1 < slabs() && growth_.blocks_of(slabs() - excess) > growth_.max_blocks()) ++excess;
   return excess == 0 ? 0 : std::min(excess, spare_slabs());
 }
 
@@ -72,9 +84,52 @@ bool GiveBack::Cancel() {
 }
 
 bool GiveBack::PutBack() {
-  pool_.Vacate(std::min(pool_.capacity(), pool_.keep() + kSlice));
-  const bool notes = pool_.FreeNotes(kSlice);
-  return notes || pool_.keep() < pool_.capacity();
+  looked_.clear();
+  looking_ = false;
+  const bool withheld = pool_.PutBack(kSlice);
+  return pool_.FreeNotes(kSlice) || withheld;
+}
+
+bool GiveBack::Look() {
+  if (!std::exchange(looking_, true)) looked_.clear();
+  const std::vector<SlabRow>& rows = growth_.slabs();
+  for (uint32_t left = kCountSlice; left > 0 && looked_.size() < rows.size();) {
+    // One that is counted begins with no blocks.
+    if (looked_.empty()) looked_.push_back({.blocks = {rows[1].first_block, rows[1].first_block}});
+    Candidate& slab = looked_.back();
+    const SlabRow& row = rows[looked_.size()];
+    const uint32_t end = slab.blocks.end + std::min(left, row.end_block() - slab.blocks.end);
+    const std::array<uint32_t, kBlockStates> counts = pool_.CountIn({slab.blocks.end, end});
+    const auto of = [&](BlockState state) { return counts[static_cast<size_t>(state)]; };
+    slab.cached += of(BlockState::kCached);
+    slab.in_use += of(BlockState::kLeased) + of(BlockState::kSealed) + of(BlockState::kQuarantined);
+    left -= end - slab.blocks.end;
+    slab.blocks.end = end;
+    if (end < row.end_block()) break;
+    if (looked_.size() + 1 == rows.size()) {
+      looking_ = false;
+      return true;
+    }
+    const uint32_t next = rows[looked_.size() + 1].first_block;
+    looked_.push_back({.blocks = {next, next}});
+  }
+  return false;
+}
+
+const GiveBack::Candidate* GiveBack::Best() {
+  std::set<uint32_t> of_sinks;  // First blocks of their slabs.
+  for (const Session* session : sessions_) {
+    if (session->sink != kNullRef) of_sinks.insert(growth_.RowOf(session->sink.id).first_block);
+  }
+  for (Candidate& slab : looked_) slab.has_sink = of_sinks.contains(slab.blocks.first);
+  const uint32_t needed = needed_blocks();
+  const bool last_alone = this->last_alone();
+  const Candidate* best = nullptr;
+  for (const Candidate& slab : looked_) {
+    if (pool_.capacity() - slab.blocks.size() < needed || (last_alone && &slab != &looked_.back())) continue;
+    if (best == nullptr || !(*best < slab)) best = &slab;
+  }
+  return best;
 }
 
 GiveBack::Next GiveBack::Wait(const Turn& turn) {
@@ -104,31 +159,55 @@ GiveBack::Next GiveBack::Step(Turn& turn, std::vector<Copy>* copies, std::vector
   }
   // A slab on its way to members is not to be overtaken.
   if (!growth_.all_entered() || slabs() < 2 || !sessions_.Keepers().empty()) return Wait(turn);
-  const uint32_t keep = growth_.slabs().back().first_block - 1;
-  if (pool_.keep() != keep) {
-    if (spare_slabs() == 0) return Wait(turn);
-    pool_.Vacate(keep, growth_.end_block(std::max(1u, keep_slabs_)) - 1);
-    at_ = keep;
-    waits_since_ms_ = ask_holders_ms_ = 0;
-    pause_ms_ = kAskHoldersMs;
-    leased_.clear();
+  const bool is_last = leaves_.end == growth_.slabs().back().end_block();
+  if (pool_.going().size() > 0 && (leaves_ != pool_.going() || (!is_last && last_alone()))) {
+    // What another one was to give is put back first.
+    PutBack();
+    return Next::kGoOn;
   }
-  if (!pool_.can_move()) return Wait(turn);
-  // What is coldest leaves before anything moves: to the policy a block that has moved is the latest that was used.
-  const uint32_t least = growth_.end_block(std::max(1u, keep_slabs_)) - 1;
+  const bool waits = waits_since_ms_ != 0 && turn.now < look_ms_ && !looking_;
+  if (pool_.going().size() == 0 && (waits || spare_slabs() == 0)) return Wait(turn);
+  // What is coldest leaves before a slab is chosen, and before anything moves: to the policy a block that has moved is the latest
+  // that was used.
   const uint32_t free = growth_.free_blocks() + pool_.counts()[static_cast<int>(BlockState::kWithheld)];
-  if (const uint32_t go = pool_.capacity() - least; free < go) {
+  if (const uint32_t go = growth_.made_blocks() - growth_.blocks_of(std::max(1u, keep_slabs_)); free < go) {
     const uint32_t some = std::min(kReclaimTogether, go - free);
     if (pool_.Reclaim(turn.now, some, EvictReason::kBackground, evictions) > 0) return Next::kGoOn;
   }
+  if (pool_.going().size() == 0 || looking_ || (waits_since_ms_ != 0 && turn.now >= look_ms_)) {
+    if (!Look()) return Next::kGoOn;
+    look_ms_ = turn.now + kLookAgainMs;
+    const Candidate* const best = Best();
+    if (best == nullptr) {
+      if (PutBack()) return Next::kGoOn;
+      return Wait(turn);
+    }
+    const auto current = std::find_if(looked_.begin(), looked_.end(),
+                                      [this](const Candidate& slab) { return slab.blocks == pool_.going(); });
+    if (current != looked_.end() && current->in_use > 0 && best->in_use == 0) {
+      leaves_ = {};
+      return Next::kGoOn;
+    }
+    if (pool_.going().size() == 0) {
+      if (best != &looked_.back() && places_ == Places::kUnknown) return Next::kPlaces;
+      leaves_ = best->blocks;
+      pool_.Vacate(leaves_);
+      at_ = leaves_.first;
+      waits_since_ms_ = ask_holders_ms_ = 0;
+      pause_ms_ = kAskHoldersMs;
+      leased_.clear();
+    }
+  }
+  if (!pool_.can_move()) return Wait(turn);
   if (!pool_.NoteChildren(kNotesSlice)) return Next::kGoOn;
   pool_.Withhold(kSlice);
   const bool gone_through = Gather(turn, copies, evictions);
   if (!copies->empty()) return Next::kCopy;
   if (pool_.Shrink()) {
-    growth_.Leave(turn.now);
-    sessions_.AskToUnmap(turn);
-    waits_since_ms_ = 0;
+    looked_.clear();
+    looking_ = false;
+    sessions_.AskToUnmap(turn, growth_.Leave(std::exchange(leaves_, {}), turn.now));
+    waits_since_ms_ = look_ms_ = 0;
     return sessions_.all_left() ? Next::kDestroy : Next::kGoOn;
   }
   if (!gone_through) return Next::kGoOn;
@@ -144,7 +223,7 @@ bool GiveBack::Gather(Turn& turn, std::vector<Copy>* copies, std::vector<Evictio
   std::vector<BlockRef> cached;
   uint32_t children = 0;
   for (uint32_t looked = 0; looked < kSlice && cached.size() < most && !gone_through; ++looked) {
-    const absl::StatusOr<BlockView> view = pool_.View(BlockId{at_ + 1}, turn.now);
+    const absl::StatusOr<BlockView> view = pool_.View(BlockId{at_}, turn.now);
     if (view->state == BlockState::kCached && view->children <= kMostChildren &&
         view->ref.generation != UINT32_MAX) {
       if (!cached.empty() && children + view->children > kMostChildren) break;
@@ -153,9 +232,9 @@ bool GiveBack::Gather(Turn& turn, std::vector<Copy>* copies, std::vector<Evictio
     } else if (view->state == BlockState::kLeased) {
       ++leased_[view->owner];
     }
-    if (++at_ < pool_.capacity()) continue;
+    if (++at_ < pool_.going().end) continue;
     gone_through = true;
-    at_ = pool_.keep();
+    at_ = pool_.going().first;
   }
   if (cached.empty()) return gone_through;
   const absl::StatusOr<Holder> own = below_.holder();
@@ -173,7 +252,7 @@ bool GiveBack::Gather(Turn& turn, std::vector<Copy>* copies, std::vector<Evictio
   size_t next = 0;
   for (const BlockRef to : leased) {
     while (next < cached.size() && !pool_.IsResident(cached[next])) ++next;
-    if (next == cached.size() || Index(to.id) > pool_.keep()) {
+    if (next == cached.size() || pool_.going().contains(Index(to.id))) {
       unused.push_back(to);
       continue;
     }
@@ -230,7 +309,8 @@ void GiveBack::AskHolders(const Turn& turn) {
   pause_ms_ = std::min(2 * pause_ms_, kLongestAskMs);
   for (const auto& [holder, blocks] : leased) {
     Session* const session = sessions_.of(holder);
-    if (session == nullptr || session->ended || (blocks == 1 && Index(session->sink.id) > pool_.keep()))
+    if (session == nullptr || session->ended ||
+        (blocks == 1 && pool_.going().contains(Index(session->sink.id))))
       continue;
     // A magazine gives the oldest of its stock, whichever they are; what it leases next does not lie in the slab.
     sessions_.PostAll(session, v1::NOTICE_KIND_REVOKE,
@@ -240,7 +320,7 @@ void GiveBack::AskHolders(const Turn& turn) {
 
 bool GiveBack::LookAtHolders(SlabHolders* holders) const {
   if (facts_.kind == v1::SPACE_KIND_IPC || growth_.closed() || growth_.leaving().has_value()) return false;
-  return holders->Look(pool_, growth_, sessions_, growth_.entered() - needed_slabs());
+  return holders->Look(pool_, growth_, sessions_, growth_.entered() > needed_slabs());
 }
 
 std::string GiveBack::Obstacle(const SlabHolders& holders) const {
@@ -270,6 +350,8 @@ std::string GiveBack::Obstacle(const SlabHolders& holders) const {
   } else if (needed_slabs() == growth_.entered()) {
     why.push_back("all of it is held, promised or kept for it");
   }
+  if (const std::string one = sessions_.RigidOne(); growth_.entered() > 1 && !one.empty())
+    why.push_back(absl::StrCat("for ", one, " only the last slab may go"));
   if (share_blocks > 0) why.push_back(absl::StrCat(share_blocks, " blocks are kept for it by an operator"));
   for (std::string& holder : holders.Describe()) why.push_back(std::move(holder));
   return absl::StrJoin(why, "; ");

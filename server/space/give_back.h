@@ -1,14 +1,21 @@
-// How a space gives memory back to its device while engines are in it: slab by slab, the last one first.
+// How a space gives memory back to its device while engines are in it: slab by slab, any but the first one.
 //
 //   asked      others want the memory: the space does not grow, and has a deadline
-//   vacating   the last slab's blocks are leased only where nothing else is free. Cached ones leave by the policy's ranking, of
-//              the whole space, until as many are free as the slab has; those that stay move, with their bytes, to where the
-//              others were. Sessions are asked for what they have leased there and do not use. What is free there is withheld
+//   looking    what is in each slab is counted. One goes in which nothing is in use, if there is one, else the one where least
+//              is; of these the one with the fewest cached blocks, of these the one that was made last
+//   vacating   its blocks are leased only where nothing else is free. Cached ones leave by the policy's ranking, of the whole
+//              space, until as many are free as all slabs that are to go have; those that stay move, with their bytes, to where
+//              the others were. Sessions are asked for what they have leased there and do not use. What is free there is
+//              withheld
 //   leaving    all of it is withheld: it has left the pool, no answer names it, and each member that maps it is asked to unmap
 //              it. Then it is destroyed, and its memory is the device's again
 //
-// A block that a session holds keeps its slab, and with it those in front: there is no bound in time but the deadline. Then what
-// was vacated is the space's again. The first slab stays: the null block is in it, and sinks are, as far as there was room.
+// A block that a session holds keeps its slab, and no other: if another slab comes to be without one meanwhile, that goes in its
+// place. There is no bound in time but the deadline. Then what was vacated is the space's again. The first slab stays: the null
+// block is in it, and sinks are, as far as there was room.
+//
+// Engines that know of no holes have the slabs from the first one on: while such a session is in the space only the last slab may
+// go, and one enters only where there is no hole (Sessions::Enter).
 //
 // A slab that leaves and that some member has not unmapped by the deadline is the space's again: it goes out to all.
 //
@@ -62,7 +69,7 @@ class GiveBack {
   // So many slabs could go once no held block is in them: what is left has room for what sessions hold and are promised, and
   // for `share_blocks`. None while a member lets none be unmapped (Sessions::Keepers).
   uint32_t spare_slabs() const;
-  // The slab was gone through, and what is held there has kept it for a while: whoever asks had better ask others.
+  // All slabs were looked at, and what is held in each has kept it for a while: whoever asks had better ask others.
   bool stuck(uint64_t now) const;
   // Slabs that are to go, or are on their way.
   uint32_t pending_slabs() const {
@@ -81,6 +88,7 @@ class GiveBack {
     kWait,     // Sessions or members have to do something first.
     kGoOn,     // There is more to do at once.
     kCopy,     // `copies` are to be carried out, then OnCopied.
+    kPlaces,   // Where slabs lie is to be kept for the next daemon, then OnPlaces.
     kDestroy,  // Growth::TakeLeft is to be destroyed, then OnDestroyed.
   };
   // Appends to `evictions` what has left meanwhile. Runs under Space::growth_mu, so that no slab is made between two steps.
@@ -89,6 +97,9 @@ class GiveBack {
   // True: some have moved.
   bool OnCopied(Turn& turn, absl::Span<const Copy> copies, bool copied);
   void OnDestroyed() { ++counters.slabs; }
+  // From now on the next daemon finds slabs where they are, though others were given back that lay in front of them. False: it
+  // can't, and only the last slab may go.
+  void OnPlaces(bool kept) { places_ = kept ? Places::kKept : Places::kNotKept; }
   // The space needs memory itself: what was withheld is put back, a slice at a time. True: there is more. REQUIRES: no slab
   // is leaving.
   bool Cancel();
@@ -119,15 +130,37 @@ class GiveBack {
   uint32_t excess_slabs() const;
   // Openings that wait for the memory of others on behalf of this space: it gives none of its own.
   uint32_t asking = 0;
+  // Members on their way in that take no holes: none comes about meanwhile.
+  uint32_t rigid = 0;
   GiveBackCounters counters;
 
  private:
-  // So many slabs there is no doing without, as long as sessions hold and are promised what they do.
+  // So many blocks, and slabs, there is no doing without, as long as sessions hold and are promised what they do.
+  uint32_t needed_blocks() const;
   uint32_t needed_slabs() const;
   bool asked() const { return keep_slabs_ < UINT32_MAX; }
   uint32_t slabs() const { return static_cast<uint32_t>(growth_.slabs().size()); }
   // What is over is put back, a slice at a time. True: there is more.
   bool PutBack();
+  // What is in a slab that may go.
+  struct Candidate {
+    BlockRange blocks;
+    uint32_t in_use = 0, cached = 0;
+    bool has_sink = false;  // A session's sink stays as long as that: such a slab can't go.
+    // Had it better go than another that was made later?
+    bool operator<(const Candidate& other) const {
+      if (has_sink != other.has_sink) return !has_sink;
+      return in_use != other.in_use ? in_use < other.in_use : cached < other.cached;
+    }
+  };
+  // Only the last slab may go.
+  bool last_alone() const {
+    return rigid > 0 || places_ == Places::kNotKept || !sessions_.RigidOne().empty();
+  }
+  // Counts on, a slice at a time. True: it has counted all slabs.
+  bool Look();
+  // The one that goes, of those that were counted; null: none can.
+  const Candidate* Best();
   // Fills `copies` with the next of the slab. True: the slab was gone through since the last time that it was said.
   bool Gather(Turn& turn, std::vector<Copy>* copies, std::vector<Eviction>* evictions);
   // Nothing can be done before `turn.now` has moved on.
@@ -142,11 +175,18 @@ class GiveBack {
   Below& below_;
   ContentChecks& checks_;
 
+  enum class Places : uint8_t { kUnknown, kKept, kNotKept };
+  Places places_ = Places::kUnknown;
   bool begun_ =
       false;  // Ask was called, and Step has not said kDone since: what was vacated may have to be put back.
   uint32_t keep_slabs_ = UINT32_MAX;  // So many are to be left. UINT32_MAX: nobody asks.
   uint64_t until_ms_ = 0;
-  uint32_t at_ = 0;              // Blocks of the slab up to this one were looked at.
+  // All slabs but the first, as they were made; the last one may be counted in part.
+  std::vector<Candidate> looked_;
+  bool looking_ = false;
+  BlockRange leaves_;            // The blocks of the slab that was chosen.
+  uint64_t look_ms_ = 0;         // Not before this time it looks again whether another slab had better go.
+  uint32_t at_ = 0;              // The next block of the slab that is looked at.
   uint64_t waits_since_ms_ = 0;  // 0: it does not.
   // Sessions are asked for what they have leased in the slab, again and again after ever longer pauses.
   std::map<Holder, uint32_t> leased_;

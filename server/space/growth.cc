@@ -31,10 +31,11 @@ uint64_t Growth::bytes() const {
 
 const SlabRow& Growth::RowOf(BlockId block) const {
   const auto after =
-      std::upper_bound(slabs_.begin(), slabs_.end(), Index(block),
-                       [](uint32_t index, const SlabRow& row) { return index < row.first_block; });
-  KVPOOL_CHECK(after != slabs_.begin(), "block %u is in no slab", Index(block));
-  return *(after - 1);
+      std::upper_bound(by_block_.begin(), by_block_.end(), Index(block),
+                       [this](uint32_t index, uint32_t place) { return index < slabs_[place].first_block; });
+  const SlabRow* const row = after == by_block_.begin() ? nullptr : &slabs_[*(after - 1)];
+  KVPOOL_CHECK(row != nullptr && Index(block) < row->end_block(), "block %u is in no slab", Index(block));
+  return *row;
 }
 
 uint64_t Growth::AddressOf(BlockId block, size_t rank) const {
@@ -62,21 +63,72 @@ void Growth::set_limit(uint32_t blocks, uint64_t now) {
   complete() ? set_may_grow(false) : Unblock(now);
 }
 
+Growth::Place Growth::NextPlace() const {
+  Place place;
+  std::vector<uint32_t> taken;
+  for (const SlabRow& row : slabs_) taken.push_back(row.index);
+  std::sort(taken.begin(), taken.end());
+  for (const uint32_t index : taken) place.index += index == place.index ? 1 : 0;
+  uint32_t end = facts_.geometry.max_blocks;
+  for (const uint32_t at : by_block_) {
+    if (slabs_[at].first_block > place.first_block) {
+      end = slabs_[at].first_block;
+      break;
+    }
+    place.first_block = slabs_[at].end_block();
+  }
+  place.room_blocks = end - place.first_block;
+  return place;
+}
+
 void Growth::Add(SlabRow row, uint64_t now) {
-  row.first_block = made_blocks();
   row.made_ms = now;
   slabs_.push_back(std::move(row));
+  Reindex();
   growing_ = true;
   moved_ms_ = now;
   own_until_ms_ = own_again_ms_ = 0;
 }
 
+void Growth::Reindex() {
+  const size_t count = slabs_.size();
+  blocks_of_.resize(count);
+  lowest_from_.resize(count);
+  by_block_.resize(count);
+  uint32_t blocks = 0, lowest = UINT32_MAX;
+  for (size_t i = 0; i < count; ++i) {
+    blocks_of_[i] = blocks += slabs_[i].block_count;
+    by_block_[i] = static_cast<uint32_t>(i);
+  }
+  for (size_t i = count; i-- > 0;) lowest_from_[i] = lowest = std::min(lowest, slabs_[i].first_block);
+  std::sort(by_block_.begin(), by_block_.end(),
+            [this](uint32_t a, uint32_t b) { return slabs_[a].first_block < slabs_[b].first_block; });
+}
+
+bool Growth::in_order() const {
+  uint32_t index = 0, end = 0;
+  const auto is_next = [&](const SlabRow& row) {
+    const bool next = row.index == index && row.first_block == end;
+    ++index;
+    end = row.end_block();
+    return next;
+  };
+  return std::all_of(slabs_.begin(), slabs_.end(), is_next) && (!leaving_.has_value() || is_next(*leaving_));
+}
+
+void Growth::PutInOrder() {
+  if (!all_entered() || in_order()) return;
+  std::sort(slabs_.begin(), slabs_.end(),
+            [](const SlabRow& a, const SlabRow& b) { return a.index < b.index; });
+  Reindex();
+}
+
 void Growth::EnterNext(uint64_t now) {
   // The null block is no part of the pool's capacity.
-  const uint32_t blocks = slabs_[entered_].block_count - (entered_ == 0 ? 1 : 0);
+  const SlabRow& row = slabs_[entered_];
   LearnAhead();
-  const absl::Status status = pool_.Grow(blocks);
-  KVPOOL_CHECK(status.ok(), "space %lu slab %u: %s", facts_.id, entered_, status.ToString().c_str());
+  const absl::Status status = pool_.Enter({std::max(1u, row.first_block), row.end_block()});
+  KVPOOL_CHECK(status.ok(), "space %lu slab %u: %s", facts_.id, row.index, status.ToString().c_str());
   ++entered_;
   moved_ms_ = now;
   SetWatermarks();
@@ -100,17 +152,25 @@ std::vector<SlabRow> Growth::TakeSlabs() {
   KVPOOL_CHECK(closed_, "space %lu is open", facts_.id);
   if (leaving_.has_value()) slabs_.push_back(TakeLeft());
   entered_ = 0;
-  return std::exchange(slabs_, {});
+  std::vector<SlabRow> slabs = std::exchange(slabs_, {});
+  Reindex();
+  return slabs;
 }
 
-void Growth::Leave(uint64_t now) {
-  KVPOOL_CHECK(!leaving_.has_value() && all_entered() && slabs_.size() > 1,
-               "space %lu: a slab leaves out of turn", facts_.id);
-  leaving_ = std::move(slabs_.back());
-  slabs_.pop_back();
+uint32_t Growth::Leave(BlockRange blocks, uint64_t now) {
+  const auto row = std::find_if(slabs_.begin(), slabs_.end(), [&](const SlabRow& other) {
+    return other.first_block == blocks.first && other.end_block() == blocks.end;
+  });
+  KVPOOL_CHECK(!leaving_.has_value() && all_entered() && row != slabs_.end() && row->index != 0,
+               "space %lu: blocks %u to %u leave out of turn", facts_.id, blocks.first, blocks.end - 1);
+  const auto place = static_cast<uint32_t>(row - slabs_.begin());
+  leaving_ = std::move(*row);
+  slabs_.erase(row);
+  Reindex();
   --entered_;
   moved_ms_ = now;
   SetWatermarks();
+  return place;
 }
 
 SlabRow Growth::TakeLeft() {

@@ -2,6 +2,12 @@
 //
 //   made      the device has made the slab for every rank; it is on its way to the members of all sessions
 //   entered   its blocks are in the pool. Slabs enter in the order they were made, so entered <= made
+//   left      its memory is another space's. Its blocks are a hole among the ids of the others, which the next slab that is made
+//             fills first, from the lowest block on
+//
+// So there are two orders. That in which slabs were made is the one in which they go out to members, are acknowledged, enter and
+// are announced: whoever has some of them has the first ones. A slab that leaves takes no place in it any more, and one that comes
+// back is the last. By the other one, that of their first blocks, memory is found. Slab 0 never leaves, and is the first in both.
 //
 // Growth comes before eviction. While the space's largest size, the device's budget and the tenant's share
 // allow another slab, nothing cached is reclaimed but what an operator asks for: a verb that is short of
@@ -48,6 +54,7 @@ inline constexpr uint64_t kOwnPauseMs = 10'000;
 
 // One slab on all ranks.
 struct SlabRow {
+  uint32_t index = 0;  // What engines and a keeper call it: the lowest number that none had which is there.
   uint32_t first_block = 0;
   uint32_t block_count = 0;
   uint64_t bytes = 0;  // Each rank's slab has so many.
@@ -70,13 +77,18 @@ class Growth {
   Growth(const SpaceFacts* facts, BlockPool* pool);
 
   // ---- Slabs
+  // They are in the order in which they were made.
   const std::vector<SlabRow>& slabs() const { return slabs_; }
   uint32_t entered() const { return entered_; }
   // True of a closed space whose slabs were taken, too.
   bool all_entered() const { return entered_ >= slabs_.size(); }
-  uint32_t made_blocks() const { return end_block(static_cast<uint32_t>(slabs_.size())); }
-  // Ids below this one lie in the first `slabs` slabs; the null block counts.
-  uint32_t end_block(uint32_t slabs) const { return slabs == 0 ? 0 : slabs_[slabs - 1].end_block(); }
+  uint32_t made_blocks() const { return blocks_of(static_cast<uint32_t>(slabs_.size())); }
+  // The first `slabs` slabs, as they were made, have so many blocks; the null block counts.
+  uint32_t blocks_of(uint32_t slabs) const { return slabs == 0 ? 0 : blocks_of_[slabs - 1]; }
+  // Blocks below this one lie in the first `slabs` slabs, or are in no slab.
+  uint32_t end_of_prefix(uint32_t slabs) const {
+    return slabs < slabs_.size() ? lowest_from_[slabs] : UINT32_MAX;
+  }
   uint32_t coming_blocks() const { return made_blocks() - (entered_ == 0 ? 0 : pool_.capacity() + 1); }
   uint64_t bytes() const;  // The sum over slabs and ranks.
   const SlabRow& RowOf(BlockId block) const;
@@ -87,6 +99,12 @@ class Growth {
   // So many without the null block; UINT32_MAX: as many as there is room for.
   void set_limit(uint32_t blocks, uint64_t now);
 
+  // Where the next slab goes, and how many blocks there is room for: the lowest hole comes first. REQUIRES: !complete().
+  struct Place {
+    uint32_t index = 0, first_block = 0, room_blocks = 0;
+  };
+  Place NextPlace() const;
+  // Its place is the next one, or that which it had before.
   void Add(SlabRow row, uint64_t now);
   // The first slab that has not entered does.
   void EnterNext(uint64_t now);
@@ -100,8 +118,18 @@ class Growth {
   std::vector<SlabRow> TakeSlabs();
 
   // ---- Giving back (give_back.h)
-  // The last slab leaves the space; its blocks have left the pool. REQUIRES: all have entered, and it is not the first.
-  void Leave(uint64_t now);
+  // Some blocks between those of slabs are in none.
+  bool has_hole() const {
+    return !by_block_.empty() && slabs_[by_block_.back()].end_block() != made_blocks();
+  }
+  // Slabs have the numbers from 0 on, in the order in which they were made and in that of their blocks, and there is no hole; a
+  // slab that is leaving was behind them.
+  bool in_order() const;
+  // Where there is no hole, this makes it so. REQUIRES: whoever has been sent a slab has mapped all, or has been told of none.
+  void PutInOrder();
+  // The slab with these blocks, which have left the pool, leaves the space. Answers at which place it was among slabs().
+  // REQUIRES: all have entered, and it is not the first.
+  uint32_t Leave(BlockRange blocks, uint64_t now);
   // It is no slab of the space any more, and members may still map it. No other is made meanwhile.
   const std::optional<SlabRow>& leaving() const { return leaving_; }
   // REQUIRES: leaving().
@@ -155,10 +183,15 @@ class Growth {
   void LearnAhead();
   uint32_t spare_blocks() const;
   size_t in_flight() const { return slabs_.size() - entered_; }
+  // What follows from slabs_.
+  void Reindex();
 
   const SpaceFacts& facts_;
   BlockPool& pool_;
   std::vector<SlabRow> slabs_;
+  std::vector<uint32_t> blocks_of_;    // Blocks of the slabs up to each of these,
+  std::vector<uint32_t> lowest_from_;  // and the lowest block from each on.
+  std::vector<uint32_t> by_block_;     // Their places there, in the order of their blocks.
   std::optional<SlabRow> leaving_;
   uint32_t entered_ = 0;
   uint32_t limit_blocks_ = UINT32_MAX;

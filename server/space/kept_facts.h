@@ -22,6 +22,11 @@ struct KeptSlab {
   char id[kSlabIdBytes];
 };
 
+// Of a space's SlabPlaces; the descriptor is of their memory.
+struct KeptPlaces {
+  uint64_t space;
+};
+
 // Of a member of a session, and what the session is; the descriptor is the pidfd of its process.
 struct KeptMember {
   uint64_t space;

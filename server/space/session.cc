@@ -8,17 +8,27 @@
 
 namespace kvpool {
 
+void SlabAcks::Leave(uint32_t slab) {
+  if (std::erase_if(sent_, [slab](const Sent& sent) { return sent.slab == slab; }) == 0) return;
+  --prefix_;
+  --count_;
+}
+
 absl::Status SlabAcks::Acknowledge(uint32_t slab) {
-  if (slab >= mapped_.size()) {
+  // What is not mapped is among the last ones.
+  const auto sent = std::find_if(sent_.begin() + prefix_, sent_.end(),
+                                 [slab](const Sent& other) { return other.slab == slab; });
+  if (sent == sent_.end() || sent->mapped) {
+    const bool mapped =
+        std::any_of(sent_.begin(), sent_.end(), [slab](const Sent& other) { return other.slab == slab; });
     return absl::FailedPreconditionError(
-        absl::StrCat("slab_ack.slab is ", slab, "; ", mapped_.size(), " slabs were sent"));
+        absl::StrCat("slab_ack.slab is ", slab,
+                     mapped ? ", acknowledged already"
+                            : absl::StrCat("; ", sent_.size(), " slabs were sent, not this one")));
   }
-  if (mapped_[slab]) {
-    return absl::FailedPreconditionError(absl::StrCat("slab_ack.slab is ", slab, ", acknowledged already"));
-  }
-  mapped_[slab] = true;
+  sent->mapped = true;
   ++count_;
-  while (prefix_ < mapped_.size() && mapped_[prefix_]) ++prefix_;
+  while (prefix_ < sent_.size() && sent_[prefix_].mapped) ++prefix_;
   return absl::OkStatus();
 }
 

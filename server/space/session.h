@@ -41,25 +41,25 @@ class Session;
 class Space;
 struct DeviceOperation;
 
-// Which of the space's slabs one rank member was sent, and has mapped.
+// Which of the space's slabs one rank member was sent, in the order in which they were made (growth.h), and has mapped.
 class SlabAcks {
  public:
-  uint32_t sent() const { return static_cast<uint32_t>(mapped_.size()); }
-  // Slabs 0 to mapped() - 1 are all mapped.
+  uint32_t sent() const { return static_cast<uint32_t>(sent_.size()); }
+  // So many of the first ones are all mapped.
   uint32_t mapped() const { return prefix_; }
   uint32_t unacknowledged() const { return sent() - count_; }
-  void Send() { mapped_.push_back(false); }
-  // The last one is asked back. REQUIRES: all that were sent are mapped.
-  void Leave() {
-    mapped_.pop_back();
-    --prefix_;
-    --count_;
-  }
-  // FAILED_PRECONDITION: never sent, or acknowledged already.
+  void Send(uint32_t slab) { sent_.push_back({.slab = slab}); }
+  // This one is asked back. REQUIRES: all that were sent are mapped.
+  void Leave(uint32_t slab);
+  // FAILED_PRECONDITION: it was not sent, or acknowledged already.
   absl::Status Acknowledge(uint32_t slab);
 
  private:
-  std::vector<bool> mapped_;  // Indexed by slab; as long as slabs were sent.
+  struct Sent {
+    uint32_t slab = 0;
+    bool mapped = false;
+  };
+  std::vector<Sent> sent_;
   uint32_t prefix_ = 0;
   uint32_t count_ = 0;
 };
@@ -69,8 +69,8 @@ struct MemberIdentity {
   std::shared_ptr<AttachPeer> peer;
   PeerCredentials credentials;
   std::string client_name;
-  bool gives_back = false;  // See v1::AttachHello.
-  std::string token;        // 16 bytes.
+  bool gives_back = false, holes = false;  // See v1::AttachHello.
+  std::string token;                       // 16 bytes.
   bool scheduler = false;
   uint32_t rank = 0;
 };
@@ -105,8 +105,8 @@ class Member {
   bool joined = false;
   bool dead = false;
   bool hung_up = false;
-  bool maps = false;     // It was sent a slab, by this daemon or the one before.
-  bool leaves = false;   // It was asked to unmap the space's last slab, and has not said that it did.
+  bool maps = false;    // It was sent a slab, by this daemon or the one before.
+  bool leaves = false;  // It was asked to unmap the slab that leaves the space, and has not said that it did.
   bool crossed = false;  // The slab was sent again meanwhile: that it has left may still be said.
   bool keeps = false;    // Its session is gone, and its process may still map what it does not give back.
   bool touched = false;  // It is in Sessions' list of members to wake.
@@ -132,7 +132,7 @@ class Session : public std::enable_shared_from_this<Session> {
 
   // The pool's limits: the sink is the daemon's wish, so it comes on top of what the engine asked for.
   SessionLimits limits() const;
-  // How many slabs every rank has mapped; 0 while a rank is missing.
+  // So many slabs, as they were made, every rank has mapped; 0 while a rank is missing.
   uint32_t mapped() const;
   uint32_t slabs_in_flight() const;
   // How many ranks have not sent WarmupDone, those without a member among them: their engines still

@@ -277,15 +277,14 @@ void Sessions::SendSlabs(Turn& turn, Session* session) {
       if (next == nullptr || member->slabs.sent() < next->slabs.sent()) next = member;
     }
     if (next == nullptr) break;
-    const uint32_t index = next->slabs.sent();
-    const SlabRow& row = slabs[index];
+    const SlabRow& row = slabs[next->slabs.sent()];
     const uint32_t rank = next->identity.rank;
     OutgoingFrame out;
     out.session = session->shared_from_this();
     out.peer = next->identity.peer;
     out.slab = row.by_rank[rank];
     v1::Slab* slab = out.frame.mutable_slab();
-    slab->set_slab(index);
+    slab->set_slab(row.index);
     slab->set_first_block(row.first_block);
     slab->set_block_count(row.block_count);
     slab->set_bytes(row.bytes);
@@ -293,7 +292,7 @@ void Sessions::SendSlabs(Turn& turn, Session* session) {
     slab->set_id(row.id);
     outbox_.Push(std::move(out));
     if (!std::exchange(next->maps, true)) ++mapping_processes_;
-    next->slabs.Send();
+    next->slabs.Send(row.index);
     turn.deferred.send = true;
   }
 }
@@ -329,27 +328,51 @@ std::vector<std::string> Sessions::Keepers() const {
   return keepers;
 }
 
-void Sessions::AskToUnmap(Turn& turn) {
-  const auto slab = static_cast<uint32_t>(growth_.slabs().size());
+std::string Sessions::RigidOne() const {
+  for (const Session* session : sessions_) {
+    for (const auto& member : session->members) {
+      if (session->ended || member->dead || member->identity.holes) continue;
+      return absl::StrCat("session ", session->terms.id, " (", session->terms.client_name, ", pid ",
+                          member->identity.credentials.pid, ")");
+    }
+  }
+  return "";
+}
+
+bool Sessions::PutInOrder() {
+  const auto slabs = static_cast<uint32_t>(growth_.slabs().size());
+  const bool settled = std::all_of(sessions_.begin(), sessions_.end(), [&](const Session* session) {
+    if (session->ended) return true;
+    return (session->announced == 0 || session->announced == slabs) &&
+           std::all_of(session->by_rank.begin(), session->by_rank.end(), [&](const Member* member) {
+             return member == nullptr || member->slabs.sent() == 0 || member->slabs.mapped() == slabs;
+           });
+  });
+  if (settled) growth_.PutInOrder();
+  return growth_.in_order();
+}
+
+void Sessions::AskToUnmap(Turn& turn, uint32_t place) {
+  const uint32_t slab = growth_.leaving()->index;
   for (Session* session : sessions_) {
     for (const auto& member : session->members) {
       if (member->dead || session->ended) continue;
       // A scheduler maps nothing, and is told of the capacity.
       const bool told = member->joined && member->identity.scheduler && member->identity.gives_back;
       if (!member->maps && !told) continue;
-      if (member->maps) member->slabs.Leave();
+      if (member->maps) member->slabs.Leave(slab);
       member->leaves = true;
       OutgoingFrame out;
       out.session = session->shared_from_this();
       out.peer = member->identity.peer;
       out.frame.mutable_slab_leave()->set_slab(slab);
-      out.frame.mutable_slab_leave()->set_capacity_blocks(growth_.end_block(slab));
+      out.frame.mutable_slab_leave()->set_capacity_blocks(growth_.made_blocks());
       outbox_.Push(std::move(out));
       turn.deferred.send = true;
     }
-    if (session->announced > slab) {
-      session->announced = slab;
-      PostAll(session, v1::NOTICE_KIND_CAPACITY, {.value = growth_.end_block(slab) - 1});
+    if (session->announced > place) {
+      --session->announced;
+      PostAll(session, v1::NOTICE_KIND_CAPACITY, {.value = growth_.blocks_of(session->announced) - 1});
     }
     UpdateReady(turn, session);
   }
@@ -366,7 +389,8 @@ void Sessions::OnSlabLeft(Turn& turn, Member* member, const v1::SlabLeft& left) 
     return;
   }
   if (std::exchange(member->crossed, false)) return;
-  if (std::exchange(member->leaves, false) && left.slab() == growth_.slabs().size()) return;
+  const std::optional<SlabRow>& leaving = growth_.leaving();
+  if (std::exchange(member->leaves, false) && leaving.has_value() && left.slab() == leaving->index) return;
   End(turn, member->session, EndKind::kRefusedSlab,
       absl::StrCat(EndedBy(*member), " says that it has unmapped slab ", left.slab(),
                    ", which it was not asked to"),
@@ -446,21 +470,21 @@ void Sessions::UpdateReady(Turn& turn, Session* session) {
 void Sessions::Announce(Turn& turn, Session* session, uint32_t mapped) {
   if (session->announced >= mapped) return;
   while (session->announced < mapped) {
-    const uint32_t slab = session->announced++;
+    const uint32_t place = session->announced++;
     for (const auto& member : session->members) {
       // Those that come later are told then.
-      if (member->joined) TellReady(turn, member.get(), slab);
+      if (member->joined) TellReady(turn, member.get(), place);
     }
   }
-  PostAll(session, v1::NOTICE_KIND_CAPACITY, {.value = growth_.end_block(mapped) - 1});
+  PostAll(session, v1::NOTICE_KIND_CAPACITY, {.value = growth_.blocks_of(mapped) - 1});
 }
 
-void Sessions::TellReady(Turn& turn, Member* member, uint32_t slab) {
+void Sessions::TellReady(Turn& turn, Member* member, uint32_t place) {
   OutgoingFrame out;
   out.session = member->session->shared_from_this();
   out.peer = member->identity.peer;
-  out.frame.mutable_slab_ready()->set_slab(slab);
-  out.frame.mutable_slab_ready()->set_capacity_blocks(growth_.end_block(slab + 1));
+  out.frame.mutable_slab_ready()->set_slab(growth_.slabs()[place].index);
+  out.frame.mutable_slab_ready()->set_capacity_blocks(growth_.blocks_of(place + 1));
   outbox_.Push(std::move(out));
   turn.deferred.send = true;
 }
@@ -468,7 +492,7 @@ void Sessions::TellReady(Turn& turn, Member* member, uint32_t slab) {
 // A sink stays where it is for as long as its session, and with it the slab: it belongs into the first one.
 bool Sessions::MakeRoomForSink(const Turn& turn) {
   constexpr uint32_t kMostLooked = 2048;
-  const uint32_t end = growth_.end_block(1);
+  const uint32_t end = growth_.blocks_of(1);
   // As long as the space may grow nothing is evicted for it.
   if (growth_.may_grow() || growth_.entered() < 2 || pool_.lowest_free() < end) return true;
   if (rooms_made_ == kSinksTogether) {

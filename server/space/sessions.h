@@ -106,11 +106,15 @@ class Sessions {
 
   // ---- Slabs
   void AddSlab(Turn& turn, SlabRow row);
-  // Those that keep the last slab from being given back, for people to read: who lets no slab be unmapped, has ended and
+  // Those that keep all slabs from being given back, for people to read: who lets no slab be unmapped, has ended and
   // lives on, or has not mapped it yet. Empty: nobody does.
   std::vector<std::string> Keepers() const;
-  // Growth::Leave was called: who maps that slab is asked to unmap it. REQUIRES: Keepers() is empty.
-  void AskToUnmap(Turn& turn);
+  // A member that takes no holes, or of which others may come that don't, for people to read; empty: there is none.
+  std::string RigidOne() const;
+  // Growth::PutInOrder, where no session is in the way. False: there is a hole, or one is.
+  bool PutInOrder();
+  // Growth::Leave was called, and answered this: who maps that slab is asked to unmap it. REQUIRES: Keepers() is empty.
+  void AskToUnmap(Turn& turn, uint32_t place);
   void OnSlabLeft(Turn& turn, Member* member, const v1::SlabLeft& left);
   // The slab is the space's again, and goes out to those that have unmapped it.
   void TakeBack(Turn& turn);
@@ -120,8 +124,8 @@ class Sessions {
   bool all_left() const;
   // Lets the slabs enter that all ready sessions have mapped, and sessions become ready.
   void EnterSlabs(Turn& turn);
-  // Ids below this one lie in slabs that every rank of the session has mapped.
-  uint32_t blocks_mapped_by(const Session& session) const { return growth_.end_block(session.mapped()); }
+  // Blocks below this one lie in slabs that every rank of the session has mapped.
+  uint32_t blocks_mapped_by(const Session& session) const { return growth_.end_of_prefix(session.mapped()); }
   Outbox& outbox() { return outbox_; }
 
   // ---- Notices and results
@@ -153,8 +157,8 @@ class Sessions {
   // Announces what the session has mapped, and computes again whether it is ready.
   void UpdateReady(Turn& turn, Session* session);
   void Announce(Turn& turn, Session* session, uint32_t mapped);
-  // The member is told that this slab is ready, and with it all before it.
-  void TellReady(Turn& turn, Member* member, uint32_t slab);
+  // The member is told that the slab at this place is ready, and with it all that were made before it.
+  void TellReady(Turn& turn, Member* member, uint32_t place);
   // False: no more in this hold of the mutex.
   bool MakeRoomForSink(const Turn& turn);
   // True if the session has its sink, or got it now.

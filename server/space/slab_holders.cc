@@ -17,14 +17,13 @@ constexpr uint32_t kMostSlices = 256;
 
 }  // namespace
 
-bool SlabHolders::Look(const BlockPool& pool, const Growth& growth, const Sessions& sessions,
-                       uint32_t spare) {
+bool SlabHolders::Look(const BlockPool& pool, const Growth& growth, const Sessions& sessions, bool spare) {
   const auto slabs = static_cast<uint32_t>(growth.slabs().size());
   if (slabs == 0) return false;
   if (!begun()) {
-    spare_ = spare > 0;
-    of_slabs_ = spare_ ? std::min(spare, slabs) : slabs;
-    first_ = slabs - of_slabs_;
+    spare_ = spare;
+    first_ = spare_ ? 1 : 0;
+    of_slabs_ = slabs - first_;
   }
   if (++slices_ > kMostSlices) {
     cut_ = true;
@@ -37,8 +36,8 @@ bool SlabHolders::Look(const BlockPool& pool, const Growth& growth, const Sessio
       return true;
   }
   // What is pinned, or in front of what is held, nobody holds.
-  const uint32_t begin = first_ < slabs ? std::max(1u, growth.slabs()[first_].first_block) : UINT32_MAX;
-  at_ = std::min(at_, pool.capacity());
+  const uint32_t begin = std::max(1u, growth.blocks_of(first_));
+  at_ = std::min(at_, pool.end_block() - 1);
   for (uint32_t looked = 0; at_ >= begin; --at_) {
     if (++looked > kBlocksTogether) return true;
     const absl::StatusOr<BlockView> view = pool.View(BlockId{at_}, 0);
@@ -66,8 +65,7 @@ bool SlabHolders::LookAt(const BlockPool& pool, const Growth& growth, const Sess
   const BlockPool::Holdings holdings = pool.holdings(session.holder);
   const uint32_t held_at_all = holdings.leased + holdings.referenced;
   const uint32_t sink = Index(session.sink.id);
-  if (slab_ == UINT32_MAX && first_ < slabs.size() && sink >= std::max(1u, slabs[first_].first_block))
-    ++sinks_;
+  if (slab_ == UINT32_MAX && sink >= std::max(1u, growth.blocks_of(first_))) ++sinks_;
   const uint32_t most = held_at_all - std::min(held_at_all, sink == 0 ? 0u : 1u);
   slab_ = std::min(slab_, static_cast<uint32_t>(slabs.size()));
   while (slab_ > first_ && current_.blocks < most) {

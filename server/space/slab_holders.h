@@ -2,7 +2,7 @@
 // how much all others do. A session's sink is no part of it.
 //
 //   SlabHolders holders;
-//   while (LookOn(&holders)) GiveWay();   // Each hold of the space's mutex looks at a slice, from the last slab down.
+//   while (LookOn(&holders)) GiveWay();   // Each hold of the space's mutex looks at a slice, from the slab that was made last.
 //   holders.Describe();
 //
 // What it says is of the time that it took, in which blocks come and go. It ends after kMostSlices, and says then that it did
@@ -26,9 +26,9 @@ class SlabHolders {
  public:
   static constexpr size_t kMostNamed = 4;
 
-  // `spare`: the last so many slabs could go if nobody held any of them; all are looked at where none could. Only that of the
-  // first call counts. True: there is more to look at.
-  bool Look(const BlockPool& pool, const Growth& growth, const Sessions& sessions, uint32_t spare);
+  // `spare`: some slabs could go if nobody held any block of them: all but the first one are looked at; and else that too. Only
+  // what the first call says counts. True: there is more to look at.
+  bool Look(const BlockPool& pool, const Growth& growth, const Sessions& sessions, bool spare);
   bool begun() const { return of_slabs_ > 0; }
   // "session 3 (vllm) holds 5 blocks in 5 of the 7 slabs that could go; …"; empty: nobody holds any.
   std::vector<std::string> Describe() const;
@@ -47,7 +47,7 @@ class SlabHolders {
   void Add(Holding holding);
 
   bool spare_ = false;     // Some slabs could go; else all are looked at, and what is promised.
-  uint32_t first_ = 0;     // The first slab that is looked at.
+  uint32_t first_ = 0;     // The first slab that is looked at, in the order in which they were made.
   uint32_t of_slabs_ = 0;  // So many are.
   uint32_t slices_ = 0;
   bool cut_ = false;

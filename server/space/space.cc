@@ -238,6 +238,7 @@ absl::Status Space::MakeSlab(Settlement* settlement) {
   };
   uint64_t left_bytes = 0;
   uint32_t made = 0;
+  Growth::Place place;
   CancelGiveBack();
   {
     SpaceLock lock(*this);
@@ -253,13 +254,15 @@ absl::Status Space::MakeSlab(Settlement* settlement) {
           absl::StrCat("space ", facts.id, " has all of its ", growth.made_blocks(), " blocks"));
     }
     made = growth.made_blocks();
-    left_bytes = (growth.max_blocks() - growth.made_blocks()) * geometry.block_stride_bytes;
+    place = growth.NextPlace();
+    left_bytes =
+        uint64_t{std::min(growth.max_blocks() - made, place.room_blocks)} * geometry.block_stride_bytes;
   }
   const DeviceBudget::Want want{.tenant = facts.tenant,
                                 .bytes = std::min(geometry.slab_bytes, left_bytes),
                                 .unit = geometry.unit_bytes};
   const absl::StatusOr<uint64_t> bytes = budget_->Take(facts.rank_devices, want);
-  absl::StatusOr<SlabRow> row = bytes.ok() ? MakeRow(*bytes) : bytes.status();
+  absl::StatusOr<SlabRow> row = bytes.ok() ? MakeRow(place, *bytes) : bytes.status();
   if (!row.ok()) {
     if (bytes.ok()) budget_->Give(facts.rank_devices, facts.tenant, *bytes);
     SpaceLock lock(*this);
@@ -320,6 +323,13 @@ GiveBack::Next Space::GiveBackStep(Settlement* settlement) {
     state.Observe(evictions);
     if (next == GiveBack::Next::kDestroy) row = state.growth.TakeLeft();
   }
+  if (next == GiveBack::Next::kPlaces) {
+    const absl::Status kept = KeepPlaces();
+    if (!kept.ok()) LogWarning("space gives its last slab alone", {{"space", facts.id}, {"error", kept}});
+    SpaceLock lock(*this);
+    state.give_back.OnPlaces(kept.ok());
+    return GiveBack::Next::kGoOn;
+  }
   if (next == GiveBack::Next::kCopy) {
     const absl::Status copied = CopyAll(copies);
     CheckNotLost(copied, facts.id, "moving blocks");
@@ -347,8 +357,10 @@ absl::Status Space::CopyAll(absl::Span<const GiveBack::Copy> copies) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<SlabRow> Space::MakeRow(uint64_t bytes) {
+absl::StatusOr<SlabRow> Space::MakeRow(const Growth::Place& place, uint64_t bytes) {
   SlabRow row;
+  row.index = place.index;
+  row.first_block = place.first_block;
   row.bytes = bytes;
   row.block_count = facts.geometry.blocks_in(bytes);
   row.id = RandomBytes(kSlabIdBytes);
@@ -363,27 +375,39 @@ absl::StatusOr<SlabRow> Space::MakeRow(uint64_t bytes) {
     }
     row.by_rank.push_back(*std::move(slab));
   }
-  uint32_t index = 0;
-  {
-    SpaceLock lock(*this);
-    index = static_cast<uint32_t>(state.growth.slabs().size());
-  }
-  RETURN_IF_ERROR(KeepRow(index, &row));
+  RETURN_IF_ERROR(KeepRow(&row));
   return row;
 }
 
-absl::Status Space::KeepRow(uint32_t slab, SlabRow* row) {
+absl::Status Space::KeepRow(SlabRow* row) {
   // What an IPC handle stands for ends with its process.
   if (keeper_ == nullptr || facts.kind == v1::SPACE_KIND_IPC) return absl::OkStatus();
-  if (slab == 0) {
+  if (places_ != nullptr) places_->Set(row->index, row->first_block);
+  if (row->index == 0) {
     ASSIGN_OR_RETURN(kept_table_, keeper_->Keep(KeptKind::kTable, "", table->fd()));
   }
   for (uint32_t rank = 0; rank < row->by_rank.size(); ++rank) {
     ASSIGN_OR_RETURN(const UniqueFd fd, row->by_rank[rank]->Export());
-    KeptSlab kept{.space = facts.id, .bytes = row->bytes, .slab = slab, .rank = rank, .id = {}};
+    KeptSlab kept{.space = facts.id, .bytes = row->bytes, .slab = row->index, .rank = rank, .id = {}};
     row->id.copy(kept.id, sizeof(kept.id));
     ASSIGN_OR_RETURN(row->kept.emplace_back(), keeper_->Keep(KeptKind::kSlab, FactBytes(kept), fd.get()));
   }
+  return absl::OkStatus();
+}
+
+absl::Status Space::KeepPlaces() {
+  if (keeper_ == nullptr || places_ != nullptr) return absl::OkStatus();
+  const SpaceGeometry& geometry = facts.geometry;
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<SlabPlaces> places,
+      SlabPlaces::Make(geometry.max_blocks / std::max(1u, geometry.blocks_in(geometry.unit_bytes)) + 1));
+  {
+    SpaceLock lock(*this);
+    for (const SlabRow& row : state.growth.slabs()) places->Set(row.index, row.first_block);
+  }
+  const KeptPlaces of{.space = facts.id};
+  ASSIGN_OR_RETURN(kept_places_, keeper_->Keep(KeptKind::kPlaces, FactBytes(of), places->fd()));
+  places_ = std::move(places);
   return absl::OkStatus();
 }
 
@@ -410,6 +434,7 @@ void Space::DestroySlabs(Slabs slabs) {
     slab_bytes_.store(0, std::memory_order_relaxed);
   }
   kept_table_ = Kept();
+  kept_places_ = Kept();
   for (SlabRow& row : rows) DestroyRow(std::move(row), slabs);
 }
 

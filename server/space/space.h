@@ -25,6 +25,7 @@
 #include "server/space/batch.h"
 #include "server/space/device_budget.h"
 #include "server/space/device_verbs.h"
+#include "server/space/slab_places.h"
 #include "server/space/space_owner.h"
 #include "server/space/space_state.h"
 #include "server/space/space_table.h"
@@ -76,6 +77,8 @@ class Space {
   // processes that it had as members. REQUIRES: it is called first.
   struct Inheritance {
     Kept table;
+    std::unique_ptr<SlabPlaces> places;  // Null: the slabs have none.
+    Kept kept_places;
     std::vector<SlabRow> rows;
     // Of all sessions.
     std::vector<std::shared_ptr<OldMember>> members;
@@ -140,13 +143,16 @@ class Space {
   void AnswerDropped(Settlement* settlement) ABSL_LOCKS_EXCLUDED(mu);
   // Sends what is in the outbox, in order, unless another thread is at it.
   void SendFrames(Settlement* settlement) ABSL_LOCKS_EXCLUDED(mu);
-  absl::StatusOr<SlabRow> MakeRow(uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growth_mu);
+  absl::StatusOr<SlabRow> MakeRow(const Growth::Place& place, uint64_t bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(growth_mu);
   // The pool's tables grow for so many blocks.
   void ExpectBlocks(uint32_t blocks) ABSL_LOCKS_EXCLUDED(mu);
+  // Where slabs lie is kept from now on, if it was not: then any of them may go.
+  absl::Status KeepPlaces() ABSL_EXCLUSIVE_LOCKS_REQUIRED(growth_mu) ABSL_LOCKS_EXCLUDED(mu);
   // The pool needs no lock for it.
   void ExpectMemory(uint32_t blocks) ABSL_NO_THREAD_SAFETY_ANALYSIS { state.pool.Expect(blocks); }
   // From its return on the next daemon finds the slab.
-  absl::Status KeepRow(uint32_t slab, SlabRow* row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growth_mu);
+  absl::Status KeepRow(SlabRow* row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growth_mu);
   void DestroyRow(SlabRow row, Slabs slabs);
   absl::Status CopyAll(absl::Span<const GiveBack::Copy> copies);
   absl::Status SendFrame(OutgoingFrame out);
@@ -158,7 +164,9 @@ class Space {
   const Clock* const clock_;
   KeeperLink* const keeper_;
   const bool measure_work_;
-  Kept kept_table_ ABSL_GUARDED_BY(growth_mu);  // It is kept with the first slab.
+  Kept kept_table_ ABSL_GUARDED_BY(growth_mu);                     // It is kept with the first slab.
+  std::unique_ptr<SlabPlaces> places_ ABSL_GUARDED_BY(growth_mu);  // Null: there has been no hole yet.
+  Kept kept_places_ ABSL_GUARDED_BY(growth_mu);
   std::atomic<uint64_t> slab_bytes_{0};
   std::atomic<uint32_t> waiting_{0};            // So many threads wait for mu,
   std::atomic<uint32_t> let_in_{0};             // and so many waited and got it.

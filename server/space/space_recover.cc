@@ -94,12 +94,18 @@ bool ParkAgain(Turn& turn, Session* session, std::vector<Recalled> parked) {
 RecoveredPool Space::Recover(Inheritance inheritance, std::vector<std::shared_ptr<Session>>* resumed) {
   MutexLock growth(&growth_mu);
   kept_table_ = std::move(inheritance.table);
+  places_ = std::move(inheritance.places);
+  kept_places_ = std::move(inheritance.kept_places);
   const auto begin = std::chrono::steady_clock::now();
-  uint64_t blocks = 0, bytes = 0;
+  uint64_t bytes = 0;
+  std::vector<BlockRange> there;
   for (const SlabRow& row : inheritance.rows) {
-    blocks += row.block_count;
+    // The null block is no part of the pool's capacity.
+    there.push_back({std::max(1u, row.first_block), row.end_block()});
     bytes += row.bytes;
   }
+  std::sort(there.begin(), there.end(),
+            [](const BlockRange& a, const BlockRange& b) { return a.first < b.first; });
   slab_bytes_.store(bytes, std::memory_order_relaxed);
   SpaceTurn turn(*this);
   // Before anybody may ask for its memory.
@@ -118,8 +124,8 @@ RecoveredPool Space::Recover(Inheritance inheritance, std::vector<std::shared_pt
       member.old->keeps = !member.log->unmaps();
     }
   }
-  // The null block is no part of the pool's capacity.
-  const RecoveredPool found = state.pool.Recover(turn.now, static_cast<uint32_t>(blocks - 1));
+  const RecoveredPool found = state.pool.Recover(turn.now, there);
+  if (places_ != nullptr) state.give_back.OnPlaces(true);
   state.growth.Adopt(std::move(inheritance.rows), turn.now);
   for (Resumable& old : inheritance.sessions) {
     if (WhyLost why = Resume(turn, found, &old); !why.lost()) {

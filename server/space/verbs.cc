@@ -541,7 +541,11 @@ std::string BlockVerbs::Explain(const Session& session, BlockRef ref, Verdict ve
   const std::string block = absl::StrCat("block ", Index(ref.id));
   if (ref.id == kNullBlock) return absl::StrCat(block, " is the null block");
   const absl::StatusOr<BlockView> view = pool.View(ref.id, /*now=*/0);  // Its ages are not looked at.
-  if (!view.ok()) return absl::StrCat(block, " does not exist: ids end at ", pool.capacity());
+  if (!view.ok()) {
+    const uint32_t last = pool.end_block() - 1;
+    return Index(ref.id) > last ? absl::StrCat(block, " does not exist: ids end at ", last)
+                                : absl::StrCat(block, " does not exist: its memory was given back");
+  }
   switch (verdict) {
     case Verdict::kDone:
     case Verdict::kDuplicate:

@@ -14,6 +14,7 @@
 #include <fstream>
 #include <future>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -83,7 +84,11 @@ class AttachmentTest : public ::testing::Test {
   }
   absl::StatusOr<std::unique_ptr<Attachment>> Connect(GiveBack give_back, uint32_t step_frames = 1) {
     auto connected = std::async(std::launch::async, [&] {
-      return Attachment::Connect({.socket = socket_, .client_name = "test", .give_back = give_back}, Soon());
+      return Attachment::Connect({.socket = socket_,
+                                  .client_name = "test",
+                                  .give_back = give_back,
+                                  .holes = holes_ || give_back == GiveBack::kAnyTime},
+                                 Soon());
     });
     hello_ = Welcome("token", step_frames);
     return connected.get();
@@ -117,11 +122,12 @@ class AttachmentTest : public ::testing::Test {
   void Send(const v1::AttachFrame& frame, int fd = -1) {
     EXPECT_EQ(SendFrame(peer_.get(), frame, fd).value(), SendOutcome::kSent);
   }
-  void SendSlab(uint32_t index) {
+  void SendSlab(uint32_t index) { SendSlabAt(index, index * kSlabBlocks); }
+  void SendSlabAt(uint32_t index, uint32_t first_block) {
     v1::AttachFrame frame;
     v1::Slab& slab = *frame.mutable_slab();
     slab.set_slab(index);
-    slab.set_first_block(index * kSlabBlocks);
+    slab.set_first_block(first_block);
     slab.set_block_count(kSlabBlocks);
     slab.set_bytes(kSlabBytes);
     slab.set_id(slabs_[index].id);
@@ -182,6 +188,16 @@ class AttachmentTest : public ::testing::Test {
   void AwaitEnd() {
     Await([&] { return !state_.open.load(std::memory_order_seq_cst); });
   }
+  // These alone, of which each lies at the place of its index.
+  void ExpectMapped(const std::set<uint32_t>& slabs) {
+    EXPECT_EQ(state_.mapped_slabs.load(), slabs.size());
+    EXPECT_EQ(state_.mapped_blocks.load(), (*slabs.rbegin() + 1) * kSlabBlocks);
+    for (uint32_t i = 0; i < kMaxBlocks / kSlabBlocks; ++i) {
+      EXPECT_EQ(PermissionsAt(AddressOf(i)), slabs.contains(i) ? "rw-s" : "---p") << "slab " << i;
+      EXPECT_EQ(state_.is_mapped(i * kSlabBlocks), slabs.contains(i)) << "slab " << i;
+      EXPECT_EQ(state_.is_mapped((i + 1) * kSlabBlocks - 1), slabs.contains(i)) << "slab " << i;
+    }
+  }
   void ExpectMapped(uint32_t slabs) {
     EXPECT_EQ(state_.mapped_slabs.load(), slabs);
     EXPECT_EQ(state_.mapped_blocks.load(), slabs * kSlabBlocks);
@@ -214,6 +230,7 @@ class AttachmentTest : public ::testing::Test {
       MakeHostDevice({.capacity_bytes = 64 << 20, .try_huge_pages = false});
   std::vector<DaemonsSlab> slabs_;
   v1::AttachHello hello_;
+  bool holes_ = false;
   SessionState state_;
   std::unique_ptr<Attachment> attachment_;
 };
@@ -435,13 +452,99 @@ INSTANTIATE_TEST_SUITE_P(
     All, WrongLeaveTest,
     ::testing::Values(
         WrongLeave{GiveBack::kNever, 2, 1, kSlabBlocks, "of an engine that gives nothing back"},
-        WrongLeave{GiveBack::kAnyTime, 2, 0, 0, "where the last one that was not is 1"},
+        WrongLeave{GiveBack::kAnyTime, 2, 2, 0, "which is not mapped"},
+        WrongLeave{GiveBack::kAnyTime, 2, 0, kSlabBlocks + 1,
+                   "33 blocks are to stay usable, where 32 stay mapped"},
         WrongLeave{GiveBack::kByCall, 2, 0, 0, "where the last one that was not is 1"},
         WrongLeave{GiveBack::kByCall, 2, 2, 2 * kSlabBlocks, "where the last one that was not is 1"},
         WrongLeave{GiveBack::kAnyTime, 2, UINT32_MAX, 0, "slab 4294967295 is asked back"},
         WrongLeave{GiveBack::kAnyTime, 0, 0, 0, "where none is mapped"},
-        WrongLeave{GiveBack::kAnyTime, 2, 1, kSlabBlocks + 1, "33 blocks are to stay usable, where 32"},
+        WrongLeave{GiveBack::kAnyTime, 2, 1, kSlabBlocks + 1,
+                   "33 blocks are to stay usable, where 32 stay mapped"},
         WrongLeave{GiveBack::kByCall, 2, 1, UINT32_MAX, "4294967295 blocks are to stay usable"}));
+
+// ---------------------------------------------------------------------------------------------------- holes
+
+TEST_F(AttachmentTest, WhoTakesHolesSaysSo) {
+  Attach(GiveBack::kByCall, 1);
+  EXPECT_FALSE(hello_.holes());
+}
+
+TEST_F(AttachmentTest, AnySlabLeavesAndComesBack) {
+  Attach(GiveBack::kAnyTime, 4);
+  EXPECT_TRUE(hello_.holes());
+  for (const uint32_t slab : {0, 2, 3}) WordOf(slab) = kWord + slab;
+  SendLeave(1, 3 * kSlabBlocks);
+  ExpectLeft(1);
+  EXPECT_EQ(state_.capacity_blocks.load(), 3 * kSlabBlocks);
+  ExpectMapped({0, 2, 3});
+  SendLeave(2, 2 * kSlabBlocks);
+  ExpectLeft(2);
+  ExpectMapped({0, 3});
+  ASSERT_EQ(state_.mapped_ranges().size(), 2u);
+  EXPECT_EQ(state_.mapped_ranges()[1].first, 3 * kSlabBlocks);
+  MakeSlab(2, "another");
+  SendSlab(2);
+  ExpectAck(2);
+  ExpectMapped({0, 2, 3});
+  SendReady(2);
+  AwaitCapacity(3 * kSlabBlocks);
+  EXPECT_EQ(WordOf(2), 0u) << "it is another slab";
+  EXPECT_EQ(WordOf(3), kWord + 3);
+  EXPECT_EQ(DaemonsWordOf(3), kWord + 3);
+}
+
+TEST_F(AttachmentTest, AnEngineComesIntoASpaceWithAHole) {
+  Attach(GiveBack::kAnyTime, 1);
+  for (const uint32_t slab : {3, 1}) {
+    MakeSlab(slab, "slab");
+    SendSlab(slab);
+    ExpectAck(slab);
+  }
+  ExpectMapped({0, 1, 3});
+}
+
+TEST_F(AttachmentTest, ByCallASlabInTheMiddleIsKeptUntilTheCall) {
+  holes_ = true;
+  Attach(GiveBack::kByCall, 4);
+  EXPECT_TRUE(hello_.holes());
+  SendLeave(1, 3 * kSlabBlocks);
+  SendLeave(2, 2 * kSlabBlocks);
+  AwaitAskedBack(2);
+  ExpectMapped({0, 1, 2, 3});
+  SendSlab(1);  // It is the space's again.
+  ExpectAck(1);
+  EXPECT_EQ(state_.slabs_asked_back.load(), 1u);
+  ExpectGivesBack(kSlabBytes);
+  ExpectLeft(2);
+  ExpectMapped({0, 1, 3});
+  SendLeave(2, 2 * kSlabBlocks);
+  AwaitEnd();
+  EXPECT_THAT(std::string(state_.status().message()), HasSubstr("slab 2 is asked back, which is not mapped"));
+}
+
+TEST_F(AttachmentTest, NoSlabIsMappedOverAnother) {
+  Attach(GiveBack::kAnyTime, 3);
+  SendLeave(1, 2 * kSlabBlocks);
+  ExpectLeft(1);
+  WordOf(2) = kWord;
+  MakeSlab(1, "another");
+  SendSlabAt(1, 2 * kSlabBlocks);
+  ExpectAck(1, "is mapped at offset");
+  AwaitEnd();
+  EXPECT_EQ(state_.status().code(), absl::StatusCode::kInvalidArgument) << state_.status();
+  EXPECT_EQ(WordOf(2), kWord);
+  EXPECT_EQ(DaemonsWordOf(2), kWord);
+}
+
+TEST_F(AttachmentTest, NoSlabLiesBeyondTheSpace) {
+  Attach(GiveBack::kAnyTime, 1);
+  MakeSlab(1, "slab");
+  SendSlabAt(1, kMaxBlocks - 1);
+  ExpectAck(1, "slab 1 has 32 blocks from 127 on");
+  AwaitEnd();
+  EXPECT_EQ(state_.status().code(), absl::StatusCode::kInvalidArgument) << state_.status();
+}
 
 TEST_F(AttachmentTest, ASlabIsAskedBackOnce) {
   Attach(GiveBack::kByCall, 2);

@@ -280,5 +280,150 @@ TEST_F(ElasticTest, ByCallAnEngineGivesBackAtItsStep) {
   EXPECT_GE(bytes, 100 * kBlockBytes / 2);
 }
 
+// ---- Holes
+
+class HolesTest : public ElasticTest {
+ protected:
+  // Shares chains until the space has so many slabs.
+  void Fill(Session* session, uint32_t slabs) {
+    for (uint32_t chain = 0; session->mapped_blocks() < slabs * kSlabBlocks; ++chain) {
+      ASSERT_LT(chain, 10 * kChains);
+      ASSERT_NO_FATAL_FAILURE(Share(session, ChainOf(session, chain)));
+    }
+    ASSERT_TRUE(session->Flush(Soon()).ok());
+  }
+  // A block that is held in the last slab, and has its own bytes.
+  static Blocks HoldLast(Session* session) {
+    const uint32_t first = session->mapped_blocks() - kSlabBlocks;
+    std::vector<BlockRef> others;
+    while (true) {
+      auto leased = session->LeaseWithin(1, Soon());
+      EXPECT_TRUE(leased.ok()) << leased.status();
+      if (!leased.ok() || Index((*leased)[0].id) >= first) {
+        session->Release(others);
+        Stamp(session->data((*leased)[0]), StampOf((*leased)[0]));
+        return *std::move(leased);
+      }
+      others.push_back((*leased)[0]);
+      leased->Detach();
+    }
+  }
+  static PrefixKey StampOf(BlockRef block) {
+    PrefixKey key{};
+    std::memcpy(key.data(), &block, sizeof(block));
+    return key;
+  }
+  static bool HasHole(const Session& session) { return session.mapped_ranges().size() > 1; }
+  // Another model has this guarantee within a second, and writes to all of it.
+  std::unique_ptr<Session> OpenOther(uint32_t blocks) {
+    SessionOptions options = ModelOptions(daemon_->socket(), "b");
+    options.guaranteed_blocks = blocks;
+    options.magazine_blocks = 0;
+    auto b = Session::Open(options);
+    EXPECT_TRUE(b.ok()) << b.status();
+    if (!b.ok()) return nullptr;
+    auto all = (*b)->LeaseWithin(blocks, Soon());
+    EXPECT_TRUE(all.ok()) << all.status();
+    if (!all.ok()) return nullptr;
+    for (const BlockRef block : all->refs()) Stamp((*b)->data(block), StampOf(block));
+    all->Release();
+    EXPECT_TRUE((*b)->Flush(Soon()).ok());
+    return *std::move(b);
+  }
+};
+
+TEST_F(HolesTest, ABlockOfTheLastSlabKeepsThatAlone) {
+  StartDaemon("32MiB", {"--policy=lru"});
+  SessionOptions options = ModelOptions(daemon_->socket(), "a");
+  options.magazine_blocks = 0;
+  const auto a = Open(options);
+  ASSERT_NE(a, nullptr);
+  ASSERT_NO_FATAL_FAILURE(Fill(a.get(), 8));
+  const Blocks held = HoldLast(a.get());
+  const uint32_t end = a->mapped_blocks();
+  const auto began = steady_clock::now();
+  const auto b = OpenOther(4 * kSlabBlocks);
+  EXPECT_LT(steady_clock::now() - began, kGuaranteeIsLate);
+  ASSERT_NE(b, nullptr);
+  EXPECT_LT(SlabsOf(*a), 5u);
+  EXPECT_TRUE(HasHole(*a));
+  EXPECT_EQ(a->mapped_blocks(), end);
+  EXPECT_LT(a->capacity_blocks(), end);
+  EXPECT_TRUE(HasStamp(a->data(held[0]), StampOf(held[0])));
+  EXPECT_GT(Found(a.get(), 0, kChains), 0u);
+  // One that comes now maps what is there, and finds the same.
+  options.client_name = "late";
+  const auto late = Open(options);
+  ASSERT_NE(late, nullptr);
+  EXPECT_TRUE(HasHole(*late));
+  EXPECT_EQ(late->mapped_ranges(), a->mapped_ranges());
+  EXPECT_EQ(Found(late.get(), 0, kChains), Found(a.get(), 0, kChains));
+  // An engine that takes no holes can't be served as long as the other model has the memory.
+  options.give_back = GiveBack::kByCall;
+  options.client_name = "rigid";
+  const auto rigid = Session::Open(options);
+  EXPECT_EQ(rigid.status().code(), absl::StatusCode::kResourceExhausted) << rigid.status();
+  EXPECT_THAT(std::string(rigid.status().message()), HasSubstr("takes no holes"));
+  options.holes = true;
+  const auto asks = Open(options);
+  ASSERT_NE(asks, nullptr);
+  EXPECT_EQ(asks->mapped_ranges(), a->mapped_ranges());
+}
+
+TEST_F(HolesTest, TwoModelsInTurnWhileABlockOfTheLastSlabIsHeld) {
+  StartDaemon("32MiB", {"--policy=lru"});
+  SessionOptions options = ModelOptions(daemon_->socket(), "a");
+  options.magazine_blocks = 0;
+  const auto a = Open(options);
+  ASSERT_NE(a, nullptr);
+  // The other model keeps its first slab, of eight.
+  ASSERT_NO_FATAL_FAILURE(Fill(a.get(), 7));
+  const Blocks held = HoldLast(a.get());
+  for (int round = 0; round < 3; ++round) {
+    SCOPED_TRACE(round);
+    auto b = OpenOther(5 * kSlabBlocks);
+    ASSERT_NE(b, nullptr);
+    EXPECT_TRUE(HasHole(*a));
+    EXPECT_TRUE(HasStamp(a->data(held[0]), StampOf(held[0])));
+    EXPECT_LE(Found(a.get(), 0, kChains), 3 * kSlabBlocks);
+    ASSERT_TRUE(b->Close(Soon()).ok());
+    b.reset();
+    // It grows back into its holes, and what is computed there is its own.
+    for (const Deadline deadline = Soon(); HasHole(*a) && steady_clock::now() < deadline;) {
+      for (uint32_t chain = 0; chain < 75; ++chain) {
+        if (Found(a.get(), chain, chain + 1) == kChain) continue;
+        ASSERT_NO_FATAL_FAILURE(Share(a.get(), ChainOf(a.get(), chain)));
+      }
+    }
+    EXPECT_FALSE(HasHole(*a));
+    EXPECT_TRUE(HasStamp(a->data(held[0]), StampOf(held[0])));
+    Found(a.get(), 0, kChains);
+  }
+  EXPECT_TRUE(a->status().ok()) << a->status();
+}
+
+TEST_F(HolesTest, AnEngineThatAsksForSlabsWithoutHolesGetsThemOnceTheMemoryIsThere) {
+  StartDaemon("32MiB", {"--policy=lru"});
+  SessionOptions options = ModelOptions(daemon_->socket(), "a");
+  options.magazine_blocks = 0;
+  const auto a = Open(options);
+  ASSERT_NE(a, nullptr);
+  // The other model keeps its first slab, of eight.
+  ASSERT_NO_FATAL_FAILURE(Fill(a.get(), 6));
+  const Blocks held = HoldLast(a.get());
+  auto b = OpenOther(2 * kSlabBlocks);
+  ASSERT_NE(b, nullptr);
+  ASSERT_TRUE(HasHole(*a));
+  ASSERT_TRUE(b->Close(Soon()).ok());
+  b.reset();
+  options.give_back = GiveBack::kNever;
+  options.client_name = "rigid";
+  const auto rigid = Open(options);
+  ASSERT_NE(rigid, nullptr);
+  EXPECT_EQ(rigid->mapped_ranges().size(), 1u);
+  EXPECT_FALSE(HasHole(*a));
+  EXPECT_EQ(Found(rigid.get(), 0, kChains), Found(a.get(), 0, kChains));
+}
+
 }  // namespace
 }  // namespace kvpool

@@ -16,6 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -1218,6 +1219,93 @@ TEST_F(KeeperOnlyTest, ServesOneDaemonAtATime) {
                   "--metrics-listen=", "--keeper=socket:" + directory_.path() + "/keeper.sock"});
   EXPECT_EQ(other.exit_code, 1);
   EXPECT_THAT(other.output, HasSubstr("it serves another daemon, pid "));
+}
+
+// ------------------------------------------------------------------------------------------------- holes
+
+// Slabs go to another model and come back while daemons are killed: at any step of that what is held and what is cached is where
+// it was, and no block has two owners.
+TEST_F(KeeperTest, KillsWhileSlabsGoAndComeBackLeaveEachBlockItsOwner) {
+  const char* const asked = std::getenv("KVPOOL_KILLS");
+  const int kills = asked == nullptr ? 12 : atoi(asked);
+  StartWithKeeper("32MiB", {"--policy=lru"});
+  SessionOptions options = OptionsFor(daemon_->socket());
+  options.give_back = GiveBack::kAnyTime;
+  options.magazine_blocks = 0;
+  options.fingerprint.set_digest("a");
+  const auto a = Open(options);
+  ASSERT_NE(a, nullptr);
+  constexpr uint32_t kChains = 90, kBlocks = 5;
+  const auto share = [&](uint32_t chain) { Share(a.get(), KeysOf(*a, chain + 1, kBlocks)); };
+  const auto found = [&](uint32_t chain) {
+    const std::vector<PrefixKey> keys = KeysOf(*a, chain + 1, kBlocks);
+    const auto hit = Match(a.get(), keys);
+    EXPECT_TRUE(hit.ok()) << hit.status();
+    if (!hit.ok()) return size_t{0};
+    for (size_t i = 0; i < hit->groups[0].size(); ++i) {
+      const BlockRef block = hit->groups[0][i];
+      EXPECT_TRUE(a->is_mapped(block.id)) << Index(block.id);
+      EXPECT_TRUE(HasStamp(a->data(block), keys[i])) << "chain " << chain << " block " << i;
+    }
+    return hit->groups[0].size();
+  };
+  for (uint32_t chain = 0; chain < kChains; ++chain) share(chain);
+  // The highest of all that can be leased now.
+  auto all = a->LeaseWithin(7 * kSlabBlocks, Soon());
+  ASSERT_TRUE(all.ok()) << all.status();
+  std::vector<BlockRef> others(all->refs().begin(), all->refs().end());
+  std::sort(others.begin(), others.end(), [](BlockRef x, BlockRef y) { return Index(x.id) < Index(y.id); });
+  const BlockRef held = others.back();
+  others.pop_back();
+  all->Detach();
+  a->Release(others);
+  const std::vector<PrefixKey> mark = KeysOf(*a, 7777, 1);
+  Stamp(a->data(held), mark[0]);
+
+  std::mt19937_64 random(7);
+  int opened = 0, holes = 0;
+  for (int i = 0; i < kills; ++i) {
+    SCOPED_TRACE(i);
+    std::thread other([&] {
+      SessionOptions of_b = options;
+      of_b.client_name = "b";
+      of_b.fingerprint.set_digest("b");
+      of_b.guaranteed_blocks = 4 * kSlabBlocks;
+      const auto b = Session::Open(of_b);
+      if (!b.ok()) return;  // The daemon is gone, or will be.
+      ++opened;
+      auto blocks =
+          (*b)->LeaseWithin(4 * kSlabBlocks, std::chrono::steady_clock::now() + std::chrono::seconds(1));
+      if (!blocks.ok()) return;
+      const std::vector<PrefixKey> keys = KeysOf(**b, 5555, blocks->size());
+      for (size_t k = 0; k < keys.size(); ++k) Stamp((*b)->data((*blocks)[k]), keys[k]);
+      for (size_t k = 0; k < keys.size(); ++k) EXPECT_TRUE(HasStamp((*b)->data((*blocks)[k]), keys[k])) << k;
+    });
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 60000));
+    const pid_t next = KillDaemon(*daemon_);
+    other.join();
+    ASSERT_NE(next, 0) << daemon_->Log();
+    holes += a->mapped_ranges().size() > 1;
+    ASSERT_TRUE(a->status().ok()) << a->status();
+    EXPECT_TRUE(a->is_mapped(held.id));
+    EXPECT_TRUE(HasStamp(a->data(held), mark[0]));
+    auto more = a->LeaseWithin(8, Soon());
+    ASSERT_TRUE(more.ok()) << more.status() << daemon_->Log();
+    for (const BlockRef block : more->refs()) {
+      EXPECT_NE(Index(block.id), Index(held.id));
+      EXPECT_TRUE(a->is_mapped(block.id));
+    }
+    more->Release();
+    for (uint32_t chain = 0; chain < kChains; ++chain) {
+      if (found(chain) < kBlocks && chain % 2 == 0) share(chain);
+    }
+    EXPECT_TRUE(HasStamp(a->data(held), mark[0]));
+  }
+  a->Release({&held, 1});
+  EXPECT_TRUE(a->Close(Soon()).ok());
+  std::printf("%d kills, %d openings of the other model, %d times a hole\n", kills, opened, holes);
+  EXPECT_GT(opened, 0);
+  EXPECT_GT(holes, 0);
 }
 
 // ------------------------------------------------------------------------------------------ seeded kills

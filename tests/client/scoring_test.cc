@@ -160,6 +160,68 @@ TEST_F(ScoringTest, APromptIsCompactedTokenByToken) {
   ExpectAttentionOfSurvivors(sequence);
 }
 
+TEST_F(ScoringTest, HeadsThatShareABudgetAreCompactedAgainAndAgain) {
+  constexpr uint32_t kBudget = 12, kNone = UINT32_MAX;
+  LiveSequence sequence(session_.get());
+  Generate(&sequence, 50);
+  std::vector<std::vector<uint32_t>> there(kLayers *
+                                           kHeads);  // The position that each plane has at each place.
+  for (auto& plane : there) plane = positions_;
+  for (int round = 0; round < 3; ++round) {
+    v1::Compact request;
+    request.set_budget_tokens(kBudget);
+    request.mutable_policy()->set_name("keydiff");
+    request.mutable_protection();
+    request.set_scope(v1::SCOPE_HEAD);
+    request.set_heads(v1::HEADS_ADA);
+    const absl::StatusOr<v1::CompactResult> compacted = sequence.Compact(request, Soon());
+    ASSERT_TRUE(compacted.ok()) << compacted.status();
+    ASSERT_EQ(compacted->kept_positions_size(), static_cast<int>(kBudget * there.size()));
+    EXPECT_EQ(sequence.padded_tokens(), sequence.tokens());
+    EXPECT_TRUE(std::equal(sequence.head_counts().begin(), sequence.head_counts().end(),
+                           compacted->counts().begin(), compacted->counts().end()));
+    EXPECT_LE(sequence.tokens(), 2 * kBudget);
+    auto kept = compacted->kept_positions().begin();
+    for (uint32_t plane = 0; plane < there.size(); ++plane) {
+      std::vector<uint32_t> now(sequence.tokens(), kNone);
+      for (uint32_t i = 0; i < sequence.head_counts()[plane]; ++i) now[i] = there[plane][*kept++];
+      there[plane] = now;
+      EXPECT_EQ(std::count(now.begin(), now.end(), kNone), sequence.tokens() - compacted->counts(plane))
+          << "padding of before stays";
+    }
+    const uint32_t first = next_position_;
+    Generate(&sequence, 11);
+    for (auto& plane : there)
+      for (uint32_t position = first; position < next_position_; ++position) plane.push_back(position);
+    for (uint32_t plane = 0; plane < there.size(); ++plane) {
+      for (uint32_t i = 0; i < sequence.tokens(); ++i) {
+        for (const bool value : {false, true}) {
+          const uint32_t position = there[plane][i], layer = plane / kHeads, head = plane % kHeads;
+          const Row expected = position == kNone ? Row{} : RowOf(value, layer, position, head);
+          const float* const row = RowAt(sequence, value, layer, i, head);
+          EXPECT_TRUE(std::equal(expected.begin(), expected.end(), row)) << "plane " << plane << ", " << i;
+        }
+      }
+    }
+  }
+  // What knows no padding is refused, until the sequence begins again.
+  const auto refused = [&] {
+    v1::Score score;
+    score.set_block_scores(true);
+    v1::Compact equal;
+    equal.set_budget_tokens(kBudget);
+    const absl::StatusCode code = sequence.CheckUnpadded().code();
+    EXPECT_EQ(sequence.Prune(BudgetOf(kBudget), Soon()).status().code(), code);
+    EXPECT_EQ(sequence.Score(score, Soon()).status().code(), code);
+    EXPECT_EQ(sequence.Compact(equal, Soon()).status().code(), code);
+    return code;
+  };
+  EXPECT_EQ(refused(), absl::StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(sequence.Release({}).ok());
+  Generate(&sequence, 20);
+  EXPECT_EQ(refused(), absl::StatusCode::kOk);
+}
+
 TEST_F(ScoringTest, AttentionMassInBlocksDecidesH2o) {
   LiveSequence sequence(session_.get());
   Generate(&sequence, 16);

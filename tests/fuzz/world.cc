@@ -247,6 +247,7 @@ void World::Attach() {
   process->process = known ? processes_[whose % processes_.size()]->process : next_process_++;
   v1::AttachHello hello;
   hello.set_gives_back(process->process % 4 != 0);
+  hello.set_holes(process->process % 8 > 1);
   const absl::StatusOr<Daemon::Welcome> welcome =
       daemon_->OnAttached(process->peer,
                           {.pid = static_cast<int64_t>(process->process),

@@ -28,6 +28,78 @@ TEST(BlockPool, GrowsUpToItsMost) {
   EXPECT_EQ(t.Lease(a, 10).back().id, BlockId{10});
 }
 
+TEST(BlockPool, AnyBlocksLeaveAndComeBackAsStrangers) {
+  TestPool t(12, {.max_blocks = 21});
+  const Holder a = t.Session();
+  const std::vector<BlockRef> blocks = t.Lease(a, 12);
+  const std::vector<BlockRef> middle(blocks.begin() + 3, blocks.begin() + 7);
+  t.Release(a, middle);
+  t.pool.Vacate({4, 8});
+  EXPECT_FALSE(t.pool.Enter({13, 14}).ok()) << "others are to go";
+  t.pool.Withhold(3);
+  EXPECT_FALSE(t.pool.Shrink());
+  t.pool.Withhold(1);
+  ASSERT_TRUE(t.pool.Shrink());
+  EXPECT_EQ(t.pool.capacity(), 8u);
+  EXPECT_EQ(t.pool.end_block(), 13u);
+  EXPECT_FALSE(t.pool.View(BlockId{4}, t.now).ok());
+  EXPECT_TRUE(t.pool.View(BlockId{8}, t.now).ok());
+  EXPECT_EQ(t.pool.lowest_free(), UINT32_MAX);
+  EXPECT_EQ(t.Release(a, middle), Verdicts(4, V::kStale));
+  t.pool.CheckInvariants();
+
+  EXPECT_EQ(t.pool.Enter({0, 2}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(t.pool.Enter({13, 22}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(t.pool.Enter({3, 5}).message(), "of blocks 3 to 4 some are there already");
+  EXPECT_EQ(t.pool.Enter({6, 9}).code(), absl::StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(t.pool.Enter({5, 7}).ok());
+  EXPECT_EQ(t.pool.Enter({5, 6}).code(), absl::StatusCode::kFailedPrecondition);
+  t.pool.CheckInvariants();
+  const std::vector<BlockRef> again = t.Lease(a, 2);
+  EXPECT_EQ(again[0].id, BlockId{5});
+  EXPECT_EQ(again[0].generation, middle[1].generation + 1);
+  EXPECT_EQ(t.Release(a, middle), Verdicts(4, V::kStale)) << "they are of before the blocks left";
+  // What leaves beside holes is one with them, and what leaves last takes the holes in front of it along.
+  t.Release(a, again);
+  t.Release(a, {blocks.begin() + 7, blocks.end()});
+  t.pool.Vacate({8, 13});
+  t.pool.Withhold(5);
+  ASSERT_TRUE(t.pool.Shrink());
+  EXPECT_EQ(t.pool.end_block(), 7u);
+  t.pool.Vacate({5, 7});
+  t.pool.Withhold(2);
+  ASSERT_TRUE(t.pool.Shrink());
+  EXPECT_EQ(t.pool.end_block(), 4u);
+  t.pool.CheckInvariants();
+  // They come back one range after the other, in any order.
+  ASSERT_TRUE(t.pool.Enter({10, 13}).ok());
+  ASSERT_TRUE(t.pool.Enter({4, 6}).ok());
+  ASSERT_TRUE(t.pool.Enter({6, 10}).ok());
+  t.pool.CheckInvariants();
+  EXPECT_EQ(t.pool.capacity(), 12u);
+  for (const BlockRef block : t.Lease(a, 9))
+    EXPECT_GT(block.generation, blocks[Index(block.id) - 1].generation);
+}
+
+TEST(BlockPool, WhatIsToGoIsLeasedLastWhereverItLies) {
+  TestPool t(6);
+  const Holder a = t.Session();
+  t.pool.Vacate({2, 4});
+  const std::vector<BlockRef> blocks = t.Lease(a, 5);
+  EXPECT_EQ(blocks[0].id, BlockId{1});
+  EXPECT_EQ(blocks[1].id, BlockId{4});
+  EXPECT_EQ(blocks[4].id, BlockId{2});
+  EXPECT_EQ(t.pool.lowest_free(), 3u);
+  t.pool.Withhold(1);
+  EXPECT_EQ(t.pool.lowest_free(), UINT32_MAX);
+  EXPECT_FALSE(t.pool.Shrink()) << "one is leased";
+  EXPECT_TRUE(t.pool.PutBack(1));
+  EXPECT_EQ(t.pool.lowest_free(), UINT32_MAX);
+  EXPECT_FALSE(t.pool.PutBack(1));
+  EXPECT_EQ(t.pool.lowest_free(), 3u);
+  t.pool.CheckInvariants();
+}
+
 TEST(BlockPool, LeasesAllItWasAskedForOrAtLeastMin) {
   TestPool t(4);
   const Holder a = t.Session();

@@ -65,7 +65,9 @@ struct Printer {
     return absl::StrCat("FreeQuarantine{.session = ", e.session, "}");
   }
   std::string operator()(const Grow& e) const { return absl::StrCat("Grow{.blocks = ", e.blocks, "}"); }
-  std::string operator()(const Vacate& e) const { return absl::StrCat("Vacate{.keep = ", e.keep, "}"); }
+  std::string operator()(const Enter& e) const { return absl::StrCat("Enter{", Text(e.range), "}"); }
+  std::string operator()(const Vacate& e) const { return absl::StrCat("Vacate{", Text(e.range), "}"); }
+  std::string operator()(const PutBack& e) const { return absl::StrCat("PutBack{.most = ", e.most, "}"); }
   std::string operator()(const Withhold& e) const { return absl::StrCat("Withhold{.most = ", e.most, "}"); }
   std::string operator()(const Shrink&) const { return "Shrink{}"; }
   std::string operator()(const Move& e) const {
@@ -88,6 +90,7 @@ std::string Text(const std::vector<BlockRef>& refs) {
       "{", absl::StrJoin(refs, ", ", [](std::string* out, BlockRef ref) { absl::StrAppend(out, Text(ref)); }),
       "}");
 }
+std::string Text(const BlockRange& range) { return absl::StrCat("{", range.first, ", ", range.end, "}"); }
 std::string Text(const std::vector<uint32_t>& numbers) {
   return absl::StrCat("{", absl::StrJoin(numbers, ", "), "}");
 }
@@ -105,8 +108,8 @@ int Generator::Session(const Model& model) {
 
 BlockRef Generator::AnyRef(const Model& model) {
   if (OneIn(8)) return {BlockId{static_cast<uint32_t>(random_())}, static_cast<uint32_t>(random_())};
-  const uint32_t b = Below(model.capacity() + 2);
-  const uint32_t generation = b <= model.capacity() ? model.blocks[b].generation : 1;
+  const uint32_t b = Below(model.end_block() + 1);
+  const uint32_t generation = b < model.end_block() ? model.blocks[b].generation : 1;
   return {BlockId{b}, OneIn(4) ? generation + Below(3) - 1 : generation};
 }
 
@@ -114,7 +117,7 @@ BlockRef Generator::AnyRef(const Model& model) {
 std::vector<BlockRef> Generator::Refs(const Model& model, int session) {
   std::vector<BlockRef> refs;
   const uint32_t most = OneIn(10) ? 40 : 5;
-  for (uint32_t b = 1; b <= model.capacity() && refs.size() < most; ++b) {
+  for (uint32_t b = 1; b < model.end_block() && refs.size() < most; ++b) {
     const bool likely = session < 0 ? model.blocks[b].resident() : model.holds(session, b) > 0;
     if (!OneIn(likely ? 2 : 24)) continue;
     refs.push_back({BlockId{b}, model.blocks[b].generation});
@@ -147,7 +150,7 @@ Seal Generator::NextSeal(const Model& model) {
   }
   if (begin > 0) seal.parent = {OneIn(40) ? 0 : group, walk[begin - 1]};
   std::vector<BlockRef> leased;
-  for (uint32_t b = 1; b <= model.capacity(); ++b) {
+  for (uint32_t b = 1; b < model.end_block(); ++b) {
     const Model::Block& block = model.blocks[b];
     if (block.state == BlockState::kLeased && block.owner == seal.session)
       leased.push_back({BlockId{b}, block.generation});
@@ -187,7 +190,7 @@ Release Generator::NextRelease(const Model& model, int session) {
   if (!OneIn(4)) return {.session = session, .blocks = Refs(model, session), .hint = hint};
   // Releases all it has, or the pool would fill up with forgotten blocks.
   Release release = {.session = session, .blocks = {}, .hint = hint};
-  for (uint32_t b = 1; b <= model.capacity(); ++b) {
+  for (uint32_t b = 1; b < model.end_block(); ++b) {
     for (uint32_t holds = model.holds(session, b); holds > 0; --holds) {
       release.blocks.push_back({BlockId{b}, model.blocks[b].generation});
     }
@@ -197,16 +200,22 @@ Release Generator::NextRelease(const Model& model, int session) {
 
 Entry Generator::NextGivenBack(const Model& model) {
   if (!model.vacating() || OneIn(24)) {
-    return Vacate{.keep = model.capacity() - std::min(model.capacity(), Below(2 + model.capacity() / 3))};
+    const uint32_t size = Below(2 + model.capacity() / 3);
+    // The upper end, half of the time.
+    const uint32_t first = model.end_block() - std::min(model.end_block() - 1, size);
+    const uint32_t any = 1 + Below(first);
+    const BlockRange range = OneIn(2) ? BlockRange{first, model.end_block()} : BlockRange{any, any + size};
+    return Vacate{{range.first, std::min(range.end, model.end_block())}};
   }
+  if (OneIn(24)) return PutBack{.most = Below(6)};
   if (OneIn(6)) return Withhold{.most = Below(6)};
   if (OneIn(6)) return Shrink{};
   Move move = {.session = Session(model), .from = AnyRef(model), .to = AnyRef(model)};
-  for (uint32_t b = 1; b <= model.capacity(); ++b) {
+  for (uint32_t b = 1; b < model.end_block(); ++b) {
     const Model::Block& block = model.blocks[b];
     const BlockRef ref = {BlockId{b}, block.generation};
-    const bool behind = b > model.keep() || OneIn(24);
-    if (behind && block.state == BlockState::kCached && OneIn(2)) move.from = ref;
+    const bool goes = model.going().contains(b) || OneIn(24);
+    if (goes && block.state == BlockState::kCached && OneIn(2)) move.from = ref;
     if (block.state == BlockState::kLeased && OneIn(2)) {
       move.to = ref;
       if (!OneIn(24)) move.session = block.owner;
@@ -264,6 +273,14 @@ Entry Generator::Next(const Model& model) {
   }
   // A pool that has little gives nothing back, or it would stay small.
   const bool has_much = model.capacity() > setting_.options.max_blocks * 3 / 4;
+  if (dice < 97 && OneIn(3)) {
+    // A hole, or a part of one, as often as not.
+    uint32_t first = 1 + Below(setting_.options.max_blocks), size = Below(OneIn(4) ? 12 : 3);
+    for (uint32_t b = 1; b < model.end_block() && OneIn(2); ++b) {
+      if (!model.blocks[b].there && OneIn(3)) first = b;
+    }
+    return Enter{{first, first + size}};
+  }
   if (dice < 97) return Grow{.blocks = Below(OneIn(4) ? 12 : 3)};
   if (has_much && OneIn(4)) return NextGivenBack(model);
   if (model.vacating() && OneIn(3)) return NextGivenBack(model);

@@ -90,8 +90,16 @@ struct FreeQuarantine {
 struct Grow {
   uint32_t blocks;
 };
+// Of absent blocks, where nothing is to go.
+struct Enter {
+  BlockRange range;
+};
+// What was to go before is put back. Nothing is to go where some of the range is not there.
 struct Vacate {
-  uint32_t keep;
+  BlockRange range;
+};
+struct PutBack {
+  uint32_t most;
 };
 struct Withhold {
   uint32_t most;
@@ -109,8 +117,8 @@ struct Advance {
 };
 
 using Entry = std::variant<Open, Promise, Lease, Seal, Match, Release, Ref, Touch, Pin, Unpin, SetRetention,
-                           SetScores, Expire, Reclaim, ReclaimVictims, End, FreeQuarantine, Grow, Vacate,
-                           Withhold, Shrink, Move, SetPolicy, Advance>;
+                           SetScores, Expire, Reclaim, ReclaimVictims, End, FreeQuarantine, Grow, Enter,
+                           Vacate, PutBack, Withhold, Shrink, Move, SetPolicy, Advance>;
 using Diary = std::vector<Entry>;
 
 // The entries as they would be written in C++.
@@ -118,6 +126,7 @@ std::string Print(const Entry& entry);
 std::string Text(BlockRef ref);
 std::string Text(const std::vector<BlockRef>& refs);
 std::string Text(const std::vector<uint32_t>& numbers);
+std::string Text(const BlockRange& range);
 
 // The options of a pool, and of the diaries written for it.
 struct Setting {
@@ -193,7 +202,9 @@ class Pair {
   std::string Do(const End& e);
   std::string Do(const FreeQuarantine& e);
   std::string Do(const Grow& e);
+  std::string Do(const Enter& e);
   std::string Do(const Vacate& e);
+  std::string Do(const PutBack& e);
   std::string Do(const Withhold& e);
   std::string Do(const Shrink& e);
   std::string Do(const Move& e);

@@ -259,12 +259,26 @@ std::string Pair::Do(const Grow& e) {
   return Differ("grown", pool_.Grow(e.blocks).ok(), model_.Grow(e.blocks));
 }
 
+std::string Pair::Do(const Enter& e) {
+  return Differ("entered", pool_.Enter(e.range).ok(), model_.Enter(e.range));
+}
+
 std::string Pair::Do(const Vacate& e) {
-  pool_.Vacate(e.keep);
+  while (pool_.PutBack(5)) {
+  }
+  model_.PutBack(UINT32_MAX);
+  for (uint32_t b = e.range.first; b < e.range.end; ++b) {
+    if (b >= model_.end_block() || !model_.blocks[b].there) return "";
+  }
+  pool_.Vacate(e.range);
   while (!pool_.NoteChildren(3)) {
   }
-  model_.Vacate(e.keep);
+  model_.Vacate(e.range);
   return "";
+}
+
+std::string Pair::Do(const PutBack& e) {
+  return Differ("to be put back", pool_.PutBack(e.most), model_.PutBack(e.most));
 }
 
 std::string Pair::Do(const Withhold& e) {
@@ -342,7 +356,10 @@ std::string Pair::DifferenceOfLog(const std::vector<Eviction>& log,
 
 std::string Pair::DifferenceOfBlock(uint32_t b) const {
   const Model::Block& block = model_.blocks[b];
-  const BlockView view = *pool_.View(BlockId{b}, model_.now);
+  const absl::StatusOr<BlockView> found = pool_.View(BlockId{b}, model_.now);
+  if (!found.ok()) return block.there ? absl::StrCat("block ", b, " is not there") : "";
+  if (!block.there) return absl::StrCat("block ", b, " is there");
+  const BlockView& view = *found;
   std::string d = Differ("generation", view.ref.generation, block.generation);
   if (d.empty()) d = Differ("state", static_cast<int>(view.state), static_cast<int>(block.state));
   if (d.empty()) d = Differ("refs", view.refs, model_.refs(b));
@@ -370,11 +387,12 @@ std::string Pair::DifferenceOfBlock(uint32_t b) const {
 
 std::string Pair::Difference() const {
   std::string d = Differ("capacity", pool_.capacity(), model_.capacity());
+  if (d.empty()) d = Differ("end", pool_.end_block(), model_.end_block());
   for (int state = 0; state < kBlockStates && d.empty(); ++state) {
     d = Differ(absl::StrCat("blocks in state ", state), pool_.counts()[state],
                model_.count(static_cast<BlockState>(state)));
   }
-  for (uint32_t b = 1; b <= model_.capacity() && d.empty(); ++b) d = DifferenceOfBlock(b);
+  for (uint32_t b = 1; b < model_.end_block() && d.empty(); ++b) d = DifferenceOfBlock(b);
   if (d.empty()) d = Differ("available", pool_.available(), model_.available());
   if (d.empty()) d = Differ("promised", pool_.promised(), model_.promised());
   if (d.empty() && model_.available() < model_.promised()) d = "a promise is broken";

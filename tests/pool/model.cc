@@ -25,12 +25,13 @@ uint32_t Model::Find(const ModelKey& key) const {
 }
 
 uint32_t Model::count(BlockState state) const {
-  return static_cast<uint32_t>(
-      std::count_if(blocks.begin() + 1, blocks.end(), [&](const Block& b) { return b.state == state; }));
+  return static_cast<uint32_t>(std::count_if(blocks.begin() + 1, blocks.end(),
+                                             [&](const Block& b) { return b.there && b.state == state; }));
 }
 
 uint32_t Model::available() const {
   return static_cast<uint32_t>(std::count_if(blocks.begin() + 1, blocks.end(), [](const Block& b) {
+    if (!b.there) return false;
     return b.state == BlockState::kFree || (b.state == BlockState::kCached && !b.last_generation());
   }));
 }
@@ -110,7 +111,7 @@ uint32_t Model::CreditNeed(const std::set<uint32_t>& taken) const {
 }
 
 Verdict Model::Resolve(BlockRef ref) {
-  if (Index(ref.id) == 0 || Index(ref.id) > capacity()) return Verdict::kUnknownBlock;
+  if (Index(ref.id) == 0 || Index(ref.id) >= end_block()) return Verdict::kUnknownBlock;
   const Block& block = blocks[Index(ref.id)];
   const bool in_use = block.state != BlockState::kFree && block.state != BlockState::kWithheld;
   if (block.generation == ref.generation && in_use) return Verdict::kDone;
@@ -205,12 +206,20 @@ void Model::Evict(uint32_t b, EvictReason reason, std::vector<uint32_t>* log) {
 // ------------------------------------------------------------------------------------------------ the verbs
 
 bool Model::Grow(uint32_t count) {
-  if (count > options.max_blocks - 1 - capacity()) return false;
-  if (vacating()) return false;
-  for (; count > 0; --count) {
-    const auto gone = generations_.find(static_cast<uint32_t>(blocks.size()));
-    blocks.push_back({.generation = gone == generations_.end() ? 0 : gone->second});
+  return count <= options.max_blocks - end_block() && Enter({end_block(), end_block() + count});
+}
+
+bool Model::Enter(const BlockRange& range) {
+  if (vacating() || range.first == 0 || range.first > range.end || range.end > options.max_blocks)
+    return false;
+  for (uint32_t b = range.first; b < std::min(range.end, end_block()); ++b) {
+    if (blocks[b].there) return false;
   }
+  while (range.size() > 0 && end_block() < range.end) {
+    const auto gone = generations_.find(end_block());
+    blocks.push_back({.generation = gone == generations_.end() ? 0 : gone->second, .there = false});
+  }
+  for (uint32_t b = range.first; b < range.end; ++b) blocks[b].there = true;
   return true;
 }
 
@@ -288,8 +297,9 @@ LeaseOutcome Model::Lease(int session, uint32_t count, uint32_t min, std::vector
     Evict(victim, EvictReason::kDirect, nullptr);
   }
   for (uint32_t i = 0; i < n; ++i) {
+    const bool keeps = FreeToKeep() > 0;
     uint32_t b = 1;
-    while (!free(b)) ++b;
+    while (!free(b) || (keeps && going_.contains(b))) ++b;
     const uint32_t generation =
         (blocks[b].generation == 0 ? options.first_generation : blocks[b].generation) + 1;
     blocks[b] = {
@@ -577,19 +587,21 @@ void Model::Expire() {
 
 uint32_t Model::FreeToKeep() const {
   uint32_t sum = 0;
-  for (uint32_t b = 1; b <= std::min(keep_, capacity()); ++b) sum += free(b) ? 1 : 0;
+  for (uint32_t b = 1; b < end_block(); ++b) sum += free(b) && !going_.contains(b) ? 1 : 0;
   return sum;
 }
 
-void Model::Vacate(uint32_t keep) {
-  keep_ = keep >= capacity() ? UINT32_MAX : keep;
-  for (uint32_t b = 1; b <= std::min(keep, capacity()); ++b) {
-    if (blocks[b].state == BlockState::kWithheld) blocks[b].state = BlockState::kFree;
+void Model::Vacate(const BlockRange& range) { going_ = range; }
+
+bool Model::PutBack(uint32_t most) {
+  for (; vacating() && most > 0; --most, ++going_.first) {
+    if (blocks[going_.first].state == BlockState::kWithheld) blocks[going_.first].state = BlockState::kFree;
   }
+  return vacating();
 }
 
 void Model::Withhold(uint32_t most) {
-  for (uint32_t b = keep_; vacating() && b++ < capacity();) {
+  for (uint32_t b = going_.first; b < going_.end; ++b) {
     if (!free(b) || most == 0 || available() <= promised()) continue;
     blocks[b].state = BlockState::kWithheld;
     --most;
@@ -597,20 +609,23 @@ void Model::Withhold(uint32_t most) {
 }
 
 bool Model::Shrink() {
-  if (!vacating() || count(BlockState::kWithheld) < capacity() - keep_) return false;
-  while (capacity() > keep_) {
-    generations_[capacity()] = blocks.back().generation;
+  if (!vacating() || count(BlockState::kWithheld) < going_.size()) return false;
+  for (uint32_t b = going_.first; b < going_.end; ++b)
+    blocks[b] = {.generation = blocks[b].generation, .there = false};
+  while (blocks.size() > 1 && !blocks.back().there) {
+    generations_[end_block() - 1] = blocks.back().generation;
     blocks.pop_back();
   }
-  keep_ = UINT32_MAX;
+  going_ = {};
   return true;
 }
 
 bool Model::Move(int session, BlockRef from, BlockRef to) {
   const uint32_t f = Index(from.id), t = Index(to.id);
-  if (!open(session) || !vacating() || f <= keep_ || f > capacity()) return false;
+  if (!open(session) || !vacating() || !going_.contains(f)) return false;
   if (blocks[f].state != BlockState::kCached || blocks[f].generation != from.generation) return false;
-  if (t > capacity() || blocks[t].generation != to.generation || blocks[f].last_generation()) return false;
+  if (t == 0 || t >= end_block() || blocks[t].generation != to.generation || blocks[f].last_generation())
+    return false;
   if (blocks[t].state != BlockState::kLeased || blocks[t].owner != session || holds(session, t) != 1)
     return false;
   const Block old = blocks[f];

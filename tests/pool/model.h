@@ -36,6 +36,7 @@ class Model {
   struct Block {
     uint32_t generation = 0;
     BlockState state = BlockState::kFree;
+    bool there = true;  // Else its memory was given back.
     bool retired = false;
     std::map<int, uint32_t> holds;  // session -> holds
     int owner = -1;
@@ -77,7 +78,9 @@ class Model {
   Verdict SetRetention(BlockRef ref, const Retention& retention);
   bool SetScore(BlockRef ref);
   void Expire();
-  void Vacate(uint32_t keep);
+  bool Enter(const BlockRange& range);
+  void Vacate(const BlockRange& range);
+  bool PutBack(uint32_t most);
   void Withhold(uint32_t most);
   bool Shrink();
   bool Move(int session, BlockRef from, BlockRef to);
@@ -99,9 +102,13 @@ class Model {
   uint32_t holds(int session, uint32_t b) const;
   uint32_t budgeted() const;
   uint32_t pin_budget() const { return static_cast<uint32_t>(options.pin_budget * capacity()); }
-  uint32_t capacity() const { return static_cast<uint32_t>(blocks.size()) - 1; }
-  uint32_t keep() const { return std::min(keep_, capacity()); }
-  bool vacating() const { return keep_ < capacity(); }
+  uint32_t end_block() const { return static_cast<uint32_t>(blocks.size()); }
+  uint32_t capacity() const {
+    return static_cast<uint32_t>(
+        std::count_if(blocks.begin() + 1, blocks.end(), [](const Block& b) { return b.there; }));
+  }
+  const BlockRange& going() const { return going_; }
+  bool vacating() const { return going_.size() > 0; }
   uint32_t refs(uint32_t b) const;
   uint32_t children(uint32_t b) const;
   bool open(int session) const {
@@ -128,7 +135,7 @@ class Model {
   bool IsBudgeted(uint32_t b) const { return blocks[b].pinned || blocks[b].priority > 50; }
   bool HasPinnedChild(uint32_t b) const;
   uint32_t CapRoom(int session) const;
-  bool free(uint32_t b) const { return blocks[b].state == BlockState::kFree; }
+  bool free(uint32_t b) const { return blocks[b].there && blocks[b].state == BlockState::kFree; }
   uint32_t FreeToKeep() const;
   uint32_t Headroom(int session) const { return available() - promised() + unused(session); }
   // How many available blocks are among these and those in front of them.
@@ -149,7 +156,7 @@ class Model {
                          uint64_t steps);
 
   std::vector<uint32_t> order_;  // cached blocks by last use, the oldest first
-  uint32_t keep_ = UINT32_MAX;
+  BlockRange going_;
   std::map<uint32_t, uint32_t> generations_;  // Those of blocks that have left.
   std::vector<int> unused_slots_;
 };

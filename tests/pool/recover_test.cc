@@ -165,11 +165,14 @@ struct Recovered {
   Fates fates;
 };
 
+// So many blocks, none of them absent.
+std::vector<BlockRange> First(uint32_t blocks) { return {{1, blocks + 1}}; }
+
 // What another process would find in this image of a table. It is left in `table`.
 Recovered Recover(const std::string& image, Table* table) {
   table->CopyFrom(image);
   Recovered recovered{.pool = MakePool(table->data())};
-  recovered.found = recovered.pool->Recover(kRecovered, kBlocks);
+  recovered.found = recovered.pool->Recover(kRecovered, First(kBlocks));
   recovered.pool->CheckInvariants();
   std::map<uint64_t, Holder> sessions;
   for (const RecoveredPool::Session& session : recovered.found.sessions)
@@ -454,7 +457,7 @@ class Player {
     if (cached.empty()) return;
     const BlockRef from = cached[Below(static_cast<uint32_t>(cached.size()))];
     const uint64_t session = AnySession();
-    pool->Vacate(kBlocks / 2);
+    pool->Vacate({kBlocks / 2 + 1, kBlocks + 1});
     const std::vector<BlockRef> to = LeaseUpTo(session, 1);
     EXPECT_TRUE(pool->NoteChildren(kBlocks + 1));
     const std::optional<uint32_t> sum = pool->SumOf(from);
@@ -464,7 +467,8 @@ class Player {
     if (moved) {
       EXPECT_EQ(pool->SumOf(to[0]), sum);
     }
-    pool->Vacate(kBlocks);
+    while (pool->PutBack(1)) {
+    }
   }
   void Release() {
     const uint64_t session = AnySession();
@@ -934,7 +938,7 @@ TEST_F(AliasedTest, ATableOfBeforeHasNone) {
   PoolOptions options = OptionsIn(copy_.data());
   options.table_has_sums = false;
   BlockPool pool(options, *MakeReplacementPolicy("lru", kBlocks + 1));
-  EXPECT_EQ(pool.Recover(kRecovered, kBlocks).lost_aliases, 1u);
+  EXPECT_EQ(pool.Recover(kRecovered, First(kBlocks)).lost_aliases, 1u);
   pool.CheckInvariants();
   EXPECT_EQ(pool.Find(Key("d'")), kNullRef);
   EXPECT_EQ(pool.Find(Key("d")), blocks_[3]);
@@ -1020,7 +1024,7 @@ TEST_F(DamagedTableTest, WhatIsLostSaysWhy) {
   const auto expect = [&](BlockLoss why, uint32_t blocks = kBlocks) {
     copy_.CopyFrom(table_.Image());
     const std::unique_ptr<BlockPool> pool = MakePool(copy_.data());
-    const RecoveredPool found = pool->Recover(kRecovered, blocks);
+    const RecoveredPool found = pool->Recover(kRecovered, First(blocks));
     pool->CheckInvariants();
     for (size_t i = 0; i < kBlockLosses; ++i) {
       EXPECT_EQ(found.lost[i], i == static_cast<size_t>(why) ? 1u : 0u)
@@ -1077,7 +1081,7 @@ TEST_F(DamagedTableTest, WhatHasASumIsDoubtedUntilItIsBelieved) {
   const auto recover = [&](const std::string& image, Table* table) {
     table->CopyFrom(image);
     auto pool = MakePool(table->data());
-    unsummed = pool->Recover(kRecovered, kBlocks).unsummed;
+    unsummed = pool->Recover(kRecovered, First(kBlocks)).unsummed;
     pool->CheckInvariants();
     return pool;
   };
@@ -1115,13 +1119,14 @@ TEST_F(DamagedTableTest, WhatHasASumIsDoubtedUntilItIsBelieved) {
   EXPECT_EQ(outcome.verdict, Verdict::kDoubted);
   EXPECT_EQ(outcome.canonical, kNullRef);
   // It moves with its sum, and is doubted there.
-  pool->Vacate(2);
+  pool->Vacate({3, kBlocks + 1});
   ASSERT_TRUE(pool->Move(session, kRecovered, blocks_[2], to[0], 1));
   pool->CheckInvariants();
   EXPECT_EQ(pool->SumOf(to[0]), 102u);
   EXPECT_TRUE(pool->IsDoubted(to[0]));
   EXPECT_EQ(found(), 2u);
-  pool->Vacate(kBlocks);
+  while (pool->PutBack(kBlocks)) {
+  }
   // One that is condemned has neither its key nor a sum.
   pool->Condemn(to[0]);
   EXPECT_EQ(pool->doubted(), 0u);
@@ -1136,9 +1141,10 @@ TEST_F(DamagedTableTest, WhatHasASumIsDoubtedUntilItIsBelieved) {
   EXPECT_EQ(found(), 3u);
   // It is so where it moves to.
   ASSERT_EQ(pool->Lease(session, kRecovered, 1, 1, &others).leased, 1u);
-  pool->Vacate(2);
+  pool->Vacate({3, kBlocks + 1});
   ASSERT_TRUE(pool->Move(session, kRecovered, to[0], others[1], 1));
-  pool->Vacate(kBlocks);
+  while (pool->PutBack(kBlocks)) {
+  }
   EXPECT_TRUE(pool->IsCondemned(others[1]));
   pool->KeepSum(others[1], 103);
   EXPECT_EQ(pool->SumOf(others[1]), std::nullopt);
@@ -1208,7 +1214,7 @@ TEST_F(DamagedTableTest, NobodyEndsTheTurnOfAnotherProcessBeforeItIsUndone) {
   const uint64_t torn = pool->undo_log().turn();
   pool->Commit();
   EXPECT_EQ(pool->undo_log().turn(), torn);
-  const RecoveredPool found = pool->Recover(kRecovered, kBlocks);
+  const RecoveredPool found = pool->Recover(kRecovered, First(kBlocks));
   EXPECT_EQ(found.held, 3u);
   EXPECT_GT(pool->undo_log().turn(), torn);
   const uint64_t recovered = pool->undo_log().turn();
@@ -1362,6 +1368,47 @@ TEST_F(DamagedTableTest, ProtectionsThatEndedOrAreOfAnotherLifeAreNone) {
   EXPECT_EQ(again.found.cached, 3u);
   EXPECT_EQ(again.pool->pinned(), 0u);
   ExpectAllComesBack(&again);
+}
+
+TEST_F(DamagedTableTest, AHoleStaysOneAndWhatWasThereIsLost) {
+  for (size_t i = 0; i < 3; ++i) Release(i);
+  const uint32_t gone = Index(blocks_[1].id);
+  copy_.CopyFrom(table_.Image());
+  const std::unique_ptr<BlockPool> pool = MakePool(copy_.data());
+  const std::vector<BlockRange> there = {{1, gone}, {gone + 1, kBlocks / 2}, {kBlocks / 2 + 2, kBlocks}};
+  const RecoveredPool found = pool->Recover(kRecovered, there);
+  pool->CheckInvariants();
+  EXPECT_EQ(found.cached, 2u);
+  EXPECT_EQ(found.lost[static_cast<size_t>(BlockLoss::kNoSlab)], 1u);
+  EXPECT_EQ(pool->capacity(), kBlocks - 4);
+  EXPECT_EQ(pool->end_block(), kBlocks);
+  EXPECT_FALSE(pool->View(BlockId{gone}, kRecovered).ok());
+  for (const RecoveredPool::Session& session : found.sessions) pool->FreeQuarantine(session.holder);
+  const Holder session = *pool->AddSession({}, 0, 77);
+  std::vector<BlockRef> all;
+  EXPECT_EQ(pool->Lease(session, kRecovered, kBlocks, 1, &all).leased, kBlocks - 4);
+  for (const BlockRef block : all) EXPECT_NE(Index(block.id), gone);
+  ASSERT_TRUE(pool->Enter({gone, gone + 1}).ok());
+  all.clear();
+  ASSERT_EQ(pool->Lease(session, kRecovered, 1, 1, &all).leased, 1u);
+  EXPECT_EQ(Index(all[0].id), gone);
+  EXPECT_GT(all[0].generation, blocks_[1].generation) << "or a ref of before would be valid";
+  Verdict verdict;
+  pool->Release(session, kRecovered, {&blocks_[1], 1}, {&verdict, 1});
+  EXPECT_EQ(verdict, Verdict::kStale);
+  pool->CheckInvariants();
+}
+
+TEST_F(DamagedTableTest, AHoldInAHoleIsNone) {
+  const uint32_t gone = Index(blocks_[1].id);
+  copy_.CopyFrom(table_.Image());
+  const std::unique_ptr<BlockPool> pool = MakePool(copy_.data());
+  const RecoveredPool found =
+      pool->Recover(kRecovered, std::vector<BlockRange>{{1, gone}, {gone + 1, kBlocks + 1}});
+  pool->CheckInvariants();
+  ASSERT_EQ(found.sessions.size(), 1u);
+  EXPECT_EQ(pool->holds(found.sessions[0].holder, BlockId{gone}), 0u);
+  EXPECT_GT(pool->holds(found.sessions[0].holder, blocks_[0].id), 0u);
 }
 
 }  // namespace

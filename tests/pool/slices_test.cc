@@ -267,7 +267,7 @@ TEST(ManyNames, OfAParentWhoseChildrenCameAndWentAllIsLookedAtAnew) {
   const BlockKey key = Key("parent");
   t.Seal(a, {parent}, {key});
   t.Release(a, blocks);
-  t.pool.Vacate(kKeep);
+  t.pool.Vacate({kKeep + 1, 2 * kKeep + 1});
   while (!t.pool.NoteChildren(kSlice)) {
   }
   for (uint32_t i = 0; i <= 4 * kMostChildren; ++i) {

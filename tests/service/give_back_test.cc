@@ -148,7 +148,9 @@ class GiveBackTest : public GrowthTest {
       const v1::MatchResult match = engine->Match({NameOfId(id)});
       if (match.tokens() == 0) continue;
       ++found;
-      EXPECT_LE(IdOf(match.groups(0).blocks(0)), Space(0).capacity);
+      const uint32_t slab = IdOf(match.groups(0).blocks(0)) / kSlabBlocks;
+      EXPECT_TRUE(engine->holes || slab < Space(0).slabs) << slab;
+      for (const v1::SlabLeave& leave : engine->peer->leaves()) EXPECT_NE(leave.slab(), slab);
       engine->Release({match.groups(0).blocks(0)});
     }
     return found;
@@ -1106,6 +1108,267 @@ TEST_F(GiveBackTest, TenRoundsOfTwoModelsInTurn) {
     idle->Die();
     daemon_->HousekeepOnce();
   }
+}
+
+// ---- Holes
+
+class HolesTest : public GiveBackTest {
+ protected:
+  HolesTest() { engines_take_holes_ = true; }
+  static std::vector<uint32_t> Left(const Engine& engine) {
+    std::vector<uint32_t> left;
+    for (const v1::SlabLeave& leave : engine.peer->leaves()) left.push_back(leave.slab());
+    return left;
+  }
+  // Holds one block of this slab.
+  uint64_t Hold(Engine* engine, uint32_t slab) {
+    for (uint32_t id = slab * kSlabBlocks + 2; id < (slab + 1) * kSlabBlocks; ++id) {
+      const v1::MatchResult match = engine->Match({NameOfId(id)});
+      if (match.tokens() > 0) return match.groups(0).blocks(0);
+    }
+    ADD_FAILURE() << "nothing is cached in slab " << slab;
+    return 0;
+  }
+};
+
+TEST_F(HolesTest, WhereABlockOfTheLastSlabIsHeldAnotherGoesAtOnce) {
+  options_.give_back_ms = 60000;
+  const auto a = Full(6);
+  const uint64_t held = Hold(a.get(), 5);
+  std::unique_ptr<Engine> b;
+  ASSERT_TRUE(OpenB(30, &b).ok());
+  EXPECT_EQ(b->Lease(30).size(), 30);
+  EXPECT_EQ(Space(0).slabs, 4);
+  EXPECT_EQ(Space(0).capacity, 4 * kSlabBlocks - 1);
+  const std::vector<uint32_t> left = Left(*a);
+  EXPECT_EQ(left, (std::vector<uint32_t>{1, 2})) << "the coldest blocks were in these";
+  EXPECT_EQ(a->peer->leaves()[0].capacity_blocks(), 5 * kSlabBlocks);
+  EXPECT_EQ(a->peer->leaves()[1].capacity_blocks(), 4 * kSlabBlocks);
+  EXPECT_EQ(Used(), 6 * kSlabBlocks * kBlockBytes);
+  // What is held is where it was, and what else is there is found there.
+  EXPECT_EQ(a->Match({NameOfId(IdOf(held))}).groups(0).blocks(0), held);
+  EXPECT_EQ(Found(a.get(), 64, 80), 16);
+  a->Release({held, held});
+  for (int i = 0; i < 3; ++i) daemon_->HousekeepOnce();
+  EXPECT_EQ(Space(0).blocks[static_cast<int>(BlockState::kWithheld)], 0);
+}
+
+TEST_F(HolesTest, TheSameSlabComesBackAndOldRefsStayOld) {
+  const auto a = Full(4);
+  const uint64_t held = Hold(a.get(), 3), old = a->Match({NameOfId(20)}).groups(0).blocks(0);
+  a->Release({old});
+  std::unique_ptr<Engine> b;
+  ASSERT_TRUE(OpenB(10, &b).ok());
+  ASSERT_EQ(Left(*a), std::vector<uint32_t>{1});
+  const v1::ReleaseResult stale = a->Release({old});
+  ASSERT_EQ(stale.refused_size(), 1);
+  EXPECT_EQ(stale.refused(0).code(), static_cast<int>(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(stale.refused(0).message(), HasSubstr("its memory was given back"));
+  b->Die();
+  b.reset();
+  clock_.Advance(60000);
+  daemon_->HousekeepOnce();
+  // It comes back where it was, since that is the lowest hole.
+  const std::vector<uint64_t> all = LeaseAll(a.get(), 4 * kSlabBlocks - 3);
+  ASSERT_EQ(a->peer->slabs().size(), 5);
+  const v1::Slab again = a->peer->slabs().back();
+  EXPECT_EQ(again.slab(), 1);
+  EXPECT_EQ(again.first_block(), kSlabBlocks);
+  EXPECT_NE(again.id(), a->peer->slabs()[1].id());
+  EXPECT_EQ(Space(0).capacity, 4 * kSlabBlocks - 1);
+  uint64_t now = 0;
+  for (const uint64_t block : all) {
+    EXPECT_NE(block, held);
+    if (IdOf(block) == 20) now = block;
+  }
+  ASSERT_NE(now, 0) << "the block is there again";
+  EXPECT_GT(now, old);
+  const v1::ReleaseResult again_stale = a->Release({old});
+  ASSERT_EQ(again_stale.refused_size(), 1) << "it names another life of the block";
+  EXPECT_EQ(a->Release({now}).refused_size(), 0);
+  EXPECT_FALSE(a->peer->closed().has_value()) << *a->peer->closed();
+}
+
+TEST_F(HolesTest, AnEngineThatComesIntoASpaceWithAHoleMapsWhatIsThere) {
+  const auto a = Full(5);
+  Hold(a.get(), 4);
+  std::unique_ptr<Engine> b;
+  ASSERT_TRUE(OpenB(10, &b).ok());
+  ASSERT_EQ(Left(*a), std::vector<uint32_t>{1});
+  const auto late = OpenEngine(OpenRequest("a"), "late");
+  std::vector<uint32_t> slabs;
+  for (const v1::Slab& slab : late->peer->slabs()) {
+    EXPECT_EQ(slab.first_block(), slab.slab() * kSlabBlocks);
+    slabs.push_back(slab.slab());
+  }
+  EXPECT_EQ(slabs, (std::vector<uint32_t>{0, 2, 3, 4}));
+  EXPECT_EQ(late->peer->ready().back().capacity_blocks(), 4 * kSlabBlocks);
+  EXPECT_GT(late->LeaseAsked(3, 3).blocks_size(), 0);
+  // The next hole is beside the first one, where this engine has a slab that the other one has too.
+  Hold(late.get(), 2);
+  std::unique_ptr<Engine> c = Attach("c");
+  v1::OpenSession request = OpenRequest("c");
+  request.set_guaranteed_blocks(10);
+  ASSERT_TRUE(c->Open(request).ok());
+  EXPECT_EQ(Left(*late), std::vector<uint32_t>{3});
+  EXPECT_EQ(Left(*a), (std::vector<uint32_t>{1, 3}));
+}
+
+TEST_F(HolesTest, EachSlabThatIsHeldStaysAndIsNamed) {
+  const auto a = Full(4);
+  std::vector<uint64_t> held;
+  for (const uint32_t slab : {1, 2, 3}) held.push_back(Hold(a.get(), slab));
+  EXPECT_THAT(Refusal(10),
+              HasSubstr(NameOfSession(*a, "a") + " holds 3 blocks in 3 of the 3 slabs that could go"));
+  clock_.Advance(100);
+  for (int i = 0; i < 3; ++i) daemon_->HousekeepOnce();
+  EXPECT_EQ(Space(0).blocks[static_cast<int>(BlockState::kWithheld)], 0);
+  a->Release({held[1]});
+  std::unique_ptr<Engine> b;
+  ASSERT_TRUE(OpenB(10, &b).ok());
+  EXPECT_EQ(Left(*a), std::vector<uint32_t>{2});
+}
+
+TEST_F(HolesTest, TheSlabThatIsLetGoOfMeanwhileGoesInPlaceOfTheOneThatWasChosen) {
+  options_.give_back_ms = 60000;
+  const auto a = Full(4);
+  std::vector<uint64_t> held;
+  for (const uint32_t slab : {1, 2, 3}) held.push_back(Hold(a.get(), slab));
+  std::unique_ptr<Engine> b;
+  std::thread opening([&] { ASSERT_TRUE(OpenB(10, &b).ok()); });
+  const auto withheld = [this] { return Space(0).blocks[static_cast<int>(BlockState::kWithheld)]; };
+  while (withheld() == 0) std::this_thread::yield();
+  a->Release({held[2]});
+  a->Release({held[0]});
+  while (a->peer->leaves().empty()) {
+    clock_.Advance(10);
+    std::this_thread::yield();
+  }
+  opening.join();
+  EXPECT_EQ(Left(*a).size(), 1);
+  EXPECT_NE(Left(*a)[0], 2u);
+  EXPECT_EQ(a->Match({NameOfId(IdOf(held[1]))}).groups(0).blocks(0), held[1]);
+}
+
+TEST_F(HolesTest, ForAnEngineThatTakesNoHolesOnlyTheLastSlabGoes) {
+  options_.give_back_ms = 500;
+  engines_take_holes_ = false;
+  const auto a = Full(4);
+  const uint64_t held = Hold(a.get(), 3);
+  EXPECT_THAT(Refusal(10), AllOf(HasSubstr("for session"), HasSubstr("only the last slab may go")));
+  EXPECT_TRUE(a->peer->leaves().empty());
+  a->Release({held});
+  std::unique_ptr<Engine> b;
+  ASSERT_TRUE(OpenB(10, &b).ok());
+  EXPECT_EQ(Left(*a), std::vector<uint32_t>{3});
+}
+
+TEST_F(HolesTest, AHoleIsFilledForAnEngineThatTakesNone) {
+  const auto a = Full(4);
+  const uint64_t held = Hold(a.get(), 3);
+  std::unique_ptr<Engine> b;
+  ASSERT_TRUE(OpenB(10, &b).ok());
+  ASSERT_EQ(Left(*a), std::vector<uint32_t>{1});
+  engines_take_holes_ = false;
+  const auto refused = Attach("old");
+  const absl::Status status = refused->Open(OpenRequest("a"));
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("takes no holes"), HasSubstr(NameOfSession(*b, "b"))));
+  EXPECT_TRUE(refused->peer->slabs().empty());
+  b->Die();
+  b.reset();
+  clock_.Advance(60000);
+  daemon_->HousekeepOnce();
+  // Slabs go out in their order only once the one in the hole was mapped by whoever is there.
+  std::atomic<bool> opened{false};
+  auto old = Attach("old");
+  absl::Status open;
+  std::thread opening([&] {
+    open = old->Open(OpenRequest("a"));
+    opened = true;
+  });
+  while (!opened) Settle({a.get()});
+  opening.join();
+  ASSERT_TRUE(open.ok()) << open;
+  Settle({a.get(), old.get()});
+  std::vector<uint32_t> slabs;
+  for (const v1::Slab& slab : old->peer->slabs()) {
+    EXPECT_EQ(slab.first_block(), slab.slab() * kSlabBlocks);
+    slabs.push_back(slab.slab());
+  }
+  EXPECT_EQ(slabs, (std::vector<uint32_t>{0, 1, 2, 3}));
+  EXPECT_EQ(old->Lease(3).size(), 3);
+  EXPECT_EQ(a->Match({NameOfId(IdOf(held))}).groups(0).blocks(0), held);
+  EXPECT_FALSE(a->peer->closed().has_value()) << *a->peer->closed();
+}
+
+TEST_F(HolesTest, AMemberThatTakesNoHolesDoesNotJoinASessionThatHasSome) {
+  const auto a = Full(4);
+  Hold(a.get(), 3);
+  std::unique_ptr<Engine> b;
+  ASSERT_TRUE(OpenB(10, &b).ok());
+  ASSERT_EQ(Left(*a), std::vector<uint32_t>{1});
+  const auto scheduler = Attach("scheduler");
+  v1::OpenSession request = OpenRequest("a");
+  request.mutable_role()->set_scheduler(true);
+  ASSERT_TRUE(scheduler->Open(request).ok());
+  engines_take_holes_ = false;
+  const auto rigid = Attach("rigid");
+  const absl::Status refused = rigid->Join(*scheduler, JoinRequest(*scheduler, 0, "a"));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("the member takes no holes"));
+  EXPECT_TRUE(rigid->peer->slabs().empty());
+  engines_take_holes_ = true;
+  const auto worker = Attach("worker");
+  ASSERT_TRUE(worker->Join(*scheduler, JoinRequest(*scheduler, 0, "a")).ok());
+  Settle({a.get(), worker.get()});
+  EXPECT_EQ(worker->peer->slabs().size(), 3);
+  EXPECT_EQ(scheduler->Lease(2).size(), 2);
+}
+
+TEST_F(HolesTest, ASlabInTheMiddleThatIsNotUnmappedInTimeIsTheSpacesAgain) {
+  const auto a = Full(4);
+  const uint64_t held = Hold(a.get(), 3);
+  const auto unmap = std::exchange(a->peer->on_leave, nullptr);
+  EXPECT_THAT(Refusal(10), HasSubstr("has yet to unmap a slab"));
+  EXPECT_EQ(Space(0).capacity, 3 * kSlabBlocks - 1);
+  clock_.Advance(100);
+  Settle({a.get()});
+  EXPECT_EQ(a->peer->slabs().back().slab(), 1) << "it comes again";
+  EXPECT_EQ(a->peer->slabs().back().first_block(), kSlabBlocks);
+  EXPECT_EQ(a->peer->slabs().back().id(), a->peer->slabs()[1].id());
+  EXPECT_EQ(Space(0).capacity, 4 * kSlabBlocks - 1);
+  a->peer->on_leave = unmap;
+  clock_.Advance(2000);
+  std::unique_ptr<Engine> b;
+  EXPECT_TRUE(OpenB(10, &b).ok());
+  EXPECT_EQ(a->Match({NameOfId(IdOf(held))}).groups(0).blocks(0), held);
+  EXPECT_FALSE(a->peer->closed().has_value()) << *a->peer->closed();
+}
+
+TEST_F(HolesTest, TenRoundsOfTwoModelsInTurnWithABlockOfTheLastSlabHeld) {
+  options_.give_back_ms = 60000;
+  const auto a = Full(6);
+  const uint64_t held = Hold(a.get(), 5);
+  for (int round = 0; round < 10; ++round) {
+    std::unique_ptr<Engine> b;
+    ASSERT_TRUE(OpenB(40, &b).ok()) << round;
+    ASSERT_EQ(b->Lease(40).size(), 40) << round;
+    EXPECT_LE(Space(0).slabs, 3) << round;
+    ASSERT_EQ(a->Match({NameOfId(IdOf(held))}).groups(0).blocks(0), held) << round;
+    a->Release({held});
+    b->Die();
+    b.reset();
+    clock_.Advance(60000);
+    daemon_->HousekeepOnce();
+    const std::vector<uint64_t> blocks = LeaseAll(a.get(), 6 * kSlabBlocks - 3);
+    for (const uint64_t block : blocks) a->Seal({block}, {NameOf(block)});
+    a->Release(blocks);
+    Settle({a.get()});
+    ASSERT_EQ(Space(0).slabs, 6) << round;
+  }
+  EXPECT_FALSE(a->peer->closed().has_value()) << *a->peer->closed();
 }
 
 }  // namespace

@@ -151,7 +151,7 @@ v1::OpenSession RecoveryTest::Request() const {
 }
 
 std::unique_ptr<Engine> RecoveryTest::Open(const PeerCredentials& credentials) {
-  auto engine = std::make_unique<Engine>(daemon_.get(), "engine", credentials, gives_back_);
+  auto engine = std::make_unique<Engine>(daemon_.get(), "engine", credentials, gives_back_, takes_holes_);
   opened_ = engine->Open(Request());
   if (!opened_.ok()) return nullptr;
   for (int i = 0; i < 4; ++i) {

@@ -97,8 +97,8 @@ class RecoveryTest : public testing::Test {
   uint32_t ranks_ = 1;
   v1::Role role_;  // The member that opens has it.
   bool warmup_ = false;
-  bool strided_ = false;     // Blocks hold K and V, which a device can read.
-  bool gives_back_ = false;  // Engines that open from now on do.
+  bool strided_ = false;                           // Blocks hold K and V, which a device can read.
+  bool gives_back_ = false, takes_holes_ = false;  // Engines that open from now on do.
   uint32_t guaranteed_ = 0;
 };
 

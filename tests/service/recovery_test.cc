@@ -21,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/base/shared_memory.h"
 #include "server/space/kept_facts.h"
+#include "server/space/slab_places.h"
 #include "server/space/space_table.h"
 #include "tests/service/other_table.h"
 #include "tests/service/recovery_fixture.h"
@@ -427,6 +428,181 @@ TEST_F(RecoveryTest, WhatWasGivenBackIsGoneAndWhatMovedIsFound) {
   const auto third = Open(three.credentials());
   ASSERT_NE(third, nullptr) << opened_;
   EXPECT_GT(third->opened.session(), second->opened.session()) << "the daemon's own holds are no session's";
+}
+
+TEST_F(RecoveryTest, HolesOutliveTheDaemonAndOldRefsStayOld) {
+  gives_back_ = takes_holes_ = true;
+  options_.give_back_ms = 5000;
+  options_.policy = "lru";
+  ASSERT_TRUE(Start().ok());
+  Sleeper one, two, three;
+  auto first = Open(one.credentials());
+  ASSERT_NE(first, nullptr) << opened_;
+  std::vector<uint64_t> blocks;
+  for (int i = 0; i < 40; ++i) {
+    const v1::LeaseResult lease = first->LeaseAsked(1000, 1);
+    blocks.insert(blocks.end(), lease.blocks().begin(), lease.blocks().end());
+    first->MapSlabs();
+    daemon_->HousekeepOnce();
+  }
+  const uint64_t capacity = Blocks().capacity();
+  ASSERT_EQ(blocks.size(), capacity - 1);
+  std::sort(blocks.begin(), blocks.end(), [](uint64_t a, uint64_t b) { return IdOf(a) < IdOf(b); });
+  for (const uint64_t block : blocks) first->Seal({block}, {Key("k" + std::to_string(IdOf(block)))});
+  const uint64_t held = blocks.back();
+  // The middle is the coldest, and none of the last slab's may go.
+  const auto middle = blocks.begin() + static_cast<ptrdiff_t>(blocks.size() / 2);
+  first->Release({middle, blocks.end() - 1});
+  clock_.Advance(10);
+  first->Release({blocks.begin(), middle});
+  digest_ = "other";
+  guaranteed_ = 10;
+  auto second = Open(two.credentials());
+  ASSERT_NE(second, nullptr) << opened_;
+  ASSERT_EQ(first->peer->leaves().size(), 1u);
+  const uint32_t gone = first->peer->leaves()[0].slab();
+  const std::vector<v1::Slab> before = first->peer->slabs();
+  EXPECT_GT(gone, 0u);
+  EXPECT_LT(gone + 1, before.size());
+  const v1::Slab hole = before[gone];
+  uint64_t old = 0;
+  for (const uint64_t block : blocks) {
+    if (IdOf(block) == hole.first_block() + 1) old = block;
+  }
+
+  // Another daemon finds what is there where it was, whatever it does then, and the next one.
+  for (int round = 0; round < 2; ++round) {
+    SCOPED_TRACE(round);
+    Kill();
+    ASSERT_TRUE(Start().ok());
+    EXPECT_EQ(Recovery().lost_spaces_size(), 0);
+    first = ComeBack(*first, one.credentials());
+    ASSERT_NE(first, nullptr);
+    daemon_->HousekeepOnce();
+    ASSERT_EQ(first->peer->slabs().size(), before.size() - 1);
+    for (const v1::Slab& slab : first->peer->slabs()) {
+      EXPECT_NE(slab.slab(), gone);
+      EXPECT_EQ(slab.id(), before[slab.slab()].id());
+      EXPECT_EQ(slab.first_block(), before[slab.slab()].first_block());
+    }
+    const v1::MatchResult match = first->Match({Key("k" + std::to_string(IdOf(held)))});
+    ASSERT_EQ(match.tokens(), 16u);
+    EXPECT_EQ(match.groups(0).blocks(0), held);
+    first->Release({held});
+    EXPECT_EQ(first->Release({old}).refused_size(), 1);
+    uint32_t found = 0;
+    for (const uint64_t block : blocks) {
+      const v1::MatchResult other = first->Match({Key("k" + std::to_string(IdOf(block)))});
+      if (other.tokens() == 0) continue;
+      ++found;
+      const uint32_t id = IdOf(other.groups(0).blocks(0));
+      EXPECT_FALSE(hole.first_block() <= id && id < hole.first_block() + hole.block_count());
+      first->Release({other.groups(0).blocks(0)});
+    }
+    EXPECT_GT(found, blocks.size() * 8 / 10);
+  }
+
+  // The memory comes back, and with it the same blocks in another life.
+  two.Kill();
+  for (int i = 0; i < 4; ++i) {
+    clock_.Advance(70'000);
+    daemon_->HousekeepOnce();
+  }
+  std::vector<uint64_t> all;
+  for (int i = 0; i < 40; ++i) {
+    const v1::LeaseResult lease = first->LeaseAsked(1000, 1);
+    all.insert(all.end(), lease.blocks().begin(), lease.blocks().end());
+    first->MapSlabs();
+    daemon_->HousekeepOnce();
+  }
+  const v1::Slab filled = first->peer->slabs().back();
+  EXPECT_EQ(filled.slab(), gone);
+  EXPECT_EQ(filled.first_block(), hole.first_block());
+  EXPECT_NE(filled.id(), hole.id());
+  const auto now =
+      std::find_if(all.begin(), all.end(), [&](uint64_t block) { return IdOf(block) == IdOf(old); });
+  ASSERT_NE(now, all.end());
+  EXPECT_NE(*now, old);
+  EXPECT_EQ(first->Release({old}).refused_size(), 1) << "it is of before the memory went";
+  Kill();
+  ASSERT_TRUE(Start().ok());
+  first = ComeBack(*first, one.credentials());
+  ASSERT_NE(first, nullptr);
+  EXPECT_EQ(first->peer->slabs().size(), before.size()) << "there is no hole any more";
+  EXPECT_EQ(first->Release({*now}).refused_size(), 0);
+  EXPECT_EQ(first->Release({old}).refused_size(), 1);
+}
+
+// A daemon that is killed while a slab is destroyed leaves it with some ranks; while one is made, too.
+TEST_F(RecoveryTest, ASlabThatNotAllRanksHaveIsAHole) {
+  gives_back_ = takes_holes_ = true;
+  options_.give_back_ms = 5000;
+  ranks_ = 2;
+  ASSERT_TRUE(Start().ok());
+  Sleeper one, two;
+  auto rank0 = Open(one.credentials());
+  ASSERT_NE(rank0, nullptr) << opened_;
+  role_.set_rank(1);
+  auto rank1 = Join(*rank0, role_, two.credentials());
+  ASSERT_NE(rank1, nullptr);
+  std::vector<uint64_t> blocks;
+  for (int i = 0; i < 40; ++i) {
+    rank0->MapSlabs();
+    rank1->MapSlabs();
+    daemon_->HousekeepOnce();
+    const v1::LeaseResult lease = rank0->LeaseAsked(1000, 1);
+    blocks.insert(blocks.end(), lease.blocks().begin(), lease.blocks().end());
+  }
+  const std::vector<v1::Slab> before = rank0->peer->slabs();
+  ASSERT_GT(before.size(), 3u);
+  const uint64_t held = *std::max_element(blocks.begin(), blocks.end(),
+                                          [](uint64_t a, uint64_t b) { return IdOf(a) < IdOf(b); });
+  std::erase(blocks, held);
+  rank0->Release(blocks);
+  // Places are kept, as before any slab goes that is not the last.
+  const auto drop = [&](uint32_t slab, uint32_t rank) {
+    End();
+    auto link = JoinKeeper(keeper_->Connect());
+    ASSERT_TRUE(link.ok());
+    uint64_t space = 0;
+    bool places = false;
+    for (KeptThing& thing : (*link)->TakeInherited()) {
+      KeptSlab kept{};
+      places = places || thing.kind == KeptKind::kPlaces;
+      if (thing.kind == KeptKind::kSlab && ReadFacts(thing.facts, &kept)) space = kept.space;
+      if (thing.kind != KeptKind::kSlab || kept.slab != slab || kept.rank != rank) thing.kept.Forget();
+    }
+    if (!places) {
+      auto memory = SlabPlaces::Make(static_cast<uint32_t>(before.size()) + 1);
+      ASSERT_TRUE(memory.ok());
+      for (const v1::Slab& of : before) (*memory)->Set(of.slab(), of.first_block());
+      auto kept = (*link)->Keep(KeptKind::kPlaces, FactBytes(KeptPlaces{.space = space}), (*memory)->fd());
+      ASSERT_TRUE(kept.ok());
+      kept->Forget();
+    }
+    (*link)->Flush();
+    (*link)->Leave();
+  };
+  ASSERT_NO_FATAL_FAILURE(drop(1, 1));
+  ASSERT_TRUE(Start().ok());
+  EXPECT_EQ(Recovery().lost_spaces_size(), 0);
+  rank0 = ComeBack(*rank0, one.credentials());
+  ASSERT_NE(rank0, nullptr);
+  rank1 = ComeBack(*rank1, two.credentials());
+  ASSERT_NE(rank1, nullptr);
+  daemon_->HousekeepOnce();
+  for (const Engine* engine : {rank0.get(), rank1.get()}) {
+    ASSERT_EQ(engine->peer->slabs().size(), before.size() - 1);
+    for (const v1::Slab& slab : engine->peer->slabs()) {
+      EXPECT_NE(slab.slab(), 1u);
+      EXPECT_EQ(slab.first_block(), before[slab.slab()].first_block());
+    }
+  }
+  EXPECT_EQ(rank0->Release({held}).refused_size(), 0) << "what is behind the hole is as it was";
+  // Without its first slab nothing of a space is left.
+  ASSERT_NO_FATAL_FAILURE(drop(0, 0));
+  ASSERT_TRUE(Start().ok());
+  EXPECT_EQ(Blocks().capacity(), 0u);
 }
 
 // Else an idle model would lose its share to whoever opens next, after an upgrade of which nobody knows.

@@ -43,8 +43,9 @@ std::optional<std::string> FakePeer::closed() {
 
 // ------------------------------------------------------------------------------------------------- engines
 
-Engine::Engine(Daemon* daemon, const std::string& name, PeerCredentials credentials, bool gives_back)
-    : gives_back(gives_back), daemon_(daemon) {
+Engine::Engine(Daemon* daemon, const std::string& name, PeerCredentials credentials, bool gives_back,
+               bool holes)
+    : gives_back(gives_back), holes(holes), daemon_(daemon) {
   v1::AttachHello hello = Hello();
   hello.set_client_name(name);
   const absl::StatusOr<Daemon::Welcome> welcome = daemon->OnAttached(peer, credentials, hello);
@@ -58,6 +59,7 @@ Engine::Engine(Daemon* daemon, const Engine& before, PeerCredentials credentials
       token(before.token),
       sequence(before.sequence),
       gives_back(before.gives_back),
+      holes(before.holes),
       daemon_(daemon) {
   v1::AttachHello hello = Hello();
   hello.set_member_token(token);
@@ -71,6 +73,7 @@ Engine::Engine(Daemon* daemon, const Engine& before, PeerCredentials credentials
 v1::AttachHello Engine::Hello() {
   v1::AttachHello hello;
   hello.set_gives_back(gives_back);
+  hello.set_holes(holes);
   if (gives_back) {
     peer->on_leave = [this](const v1::SlabLeave& leave) {
       v1::SlabLeft left;
@@ -315,7 +318,7 @@ void ServiceTest::StartDaemon(uint32_t slabs, int devices, int gpus) {
 std::unique_ptr<Engine> ServiceTest::Attach(const std::string& name, uint32_t uid) {
   static std::atomic<int64_t> next_pid{100};
   return std::make_unique<Engine>(daemon_.get(), name, PeerCredentials{next_pid++, uid, uid},
-                                  engines_give_back_);
+                                  engines_give_back_, engines_take_holes_);
 }
 
 std::unique_ptr<Engine> ServiceTest::OpenEngine(const v1::OpenSession& request, const std::string& name) {

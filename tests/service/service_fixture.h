@@ -76,7 +76,8 @@ class FakeListener final : public StreamListener {
 class Engine {
  public:
   // One that gives back unmaps at once what it is asked to.
-  Engine(Daemon* daemon, const std::string& name, PeerCredentials credentials, bool gives_back = false);
+  Engine(Daemon* daemon, const std::string& name, PeerCredentials credentials, bool gives_back = false,
+         bool holes = false);
   // A member of an earlier daemon that comes back to this one: `returned` says whether it may.
   Engine(Daemon* daemon, const Engine& before, PeerCredentials credentials, absl::Status* returned);
 
@@ -111,7 +112,7 @@ class Engine {
   v1::OpenSessionResult opened;
   std::string token;
   uint64_t sequence = 0;
-  const bool gives_back;
+  const bool gives_back, holes;
   std::atomic<uint32_t> mapped{0};
 
  private:
@@ -146,7 +147,7 @@ class ServiceTest : public testing::Test {
   // The last `gpus` of the devices pass for GPUs.
   void StartDaemon(uint32_t slabs, int devices = 1, int gpus = 0);
   std::unique_ptr<Engine> Attach(const std::string& name = "engine", uint32_t uid = 1000);
-  bool engines_give_back_ = false;  // Those that attach from now on.
+  bool engines_give_back_ = false, engines_take_holes_ = false;  // Those that attach from now on.
   // Attached, opened, and all slabs mapped.
   std::unique_ptr<Engine> OpenEngine(const v1::OpenSession& request, const std::string& name = "engine");
   v1::OpenSession OpenRequest(const std::string& model = "model") const;

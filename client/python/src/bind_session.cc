@@ -53,7 +53,7 @@ SessionPtr OpenSession(const PyLayout& layout, nb::handle fingerprint,
                        uint32_t ranks, bool scheduler, const std::vector<std::string>& device_uuids,
                        const std::string& kind, uint64_t max_space_bytes, uint32_t guaranteed_blocks,
                        uint32_t max_blocks, bool warmup, uint32_t magazine_blocks, double open_timeout,
-                       std::optional<nb::bytes> invitation, const std::string& give_back) {
+                       std::optional<nb::bytes> invitation, const std::string& give_back, bool holes) {
   SessionOptions options;
   options.socket = socket;
   options.tenant = tenant;
@@ -79,6 +79,7 @@ SessionPtr OpenSession(const PyLayout& layout, nb::handle fingerprint,
   options.max_blocks = max_blocks;
   options.warmup = warmup;
   options.give_back = GiveBackOf(give_back);
+  options.holes = holes;
   options.magazine_blocks = magazine_blocks;
   options.open_timeout = std::chrono::milliseconds(static_cast<int64_t>(open_timeout * 1000));
   const std::string proof =
@@ -172,10 +173,15 @@ void BindFacts(SessionClass& session) {
           "The most blocks that the space can ever have, the null block included.")
       .def_prop_ro(
           "capacity_blocks", [](const SharedSession& s) { return s.shared().capacity_blocks(); },
-          "Blocks usable now, the null block included.")
+          "So many blocks are usable now, the null block included.")
       .def_prop_ro(
           "mapped_blocks", [](const SharedSession& s) { return s.shared().mapped_blocks(); },
-          "Blocks mapped in this process, the null block included.")
+          "All blocks that are mapped in this process are below this one.")
+      .def_prop_ro(
+          "mapped_ranges", [](const SharedSession& s) { return s.shared().mapped_ranges(); },
+          "Which these are, as pairs of the first one and the one behind the last: one pair, but where a "
+          "slab in\n"
+          "front of others was given back. What lies between two is not to be touched.")
       .def_prop_ro(
           "slabs_asked_back", [](const SharedSession& s) { return s.shared().slabs_asked_back(); },
           "Slabs that wait for give_back_slabs().")
@@ -276,7 +282,7 @@ void BindMemory(SessionClass& session) {
           "and\n"
           "returns their bytes; on a GPU, once all that this process has queued there is done.\n"
           "FailedPreconditionError: a stream captures a graph, and they stay. What is queued later touches\n"
-          "no block at or above capacity_blocks.");
+          "no block at or above capacity_blocks, or with holes=True none that it does not hold.");
 }
 
 void BindVerbs(SessionClass& session) {
@@ -359,7 +365,7 @@ void BindSession(nb::module_& module) {
               nb::arg("kind") = "", nb::arg("max_space_bytes") = 0, nb::arg("guaranteed_blocks") = 0,
               nb::arg("max_blocks") = 0, nb::arg("warmup") = false, nb::arg("magazine_blocks") = 256,
               nb::arg("open_timeout") = 30.0, nb::arg("invitation") = nb::none(),
-              nb::arg("give_back") = "never",
+              nb::arg("give_back") = "never", nb::arg("holes") = false,
               "Opens a session, or with an invitation joins one; SessionOptions in client/session.h says "
               "what each means.");
   BindFacts(session);

@@ -69,7 +69,7 @@ uint32_t CountOf(const Session& session, std::optional<uint32_t> count) {
 // Checks that a block may be viewed: it is mapped, and not the null block.
 void CheckBlock(const SharedSession& shared, BlockRef block) {
   CheckMapped(shared);
-  if (block == kNullRef || Index(block.id) >= shared.shared().mapped_blocks()) {
+  if (block == kNullRef || !shared.shared().is_mapped(block.id)) {
     throw StatusError(
         absl::InvalidArgumentError(absl::StrCat("block ", Index(block.id), " has no memory to look at")));
   }

@@ -26,21 +26,16 @@ _INLINED_BYTES = 1 << 20  # What a request carries of one array; a larger one li
 _HIDDEN_BYTES = 1 << 30
 
 
-_NONE = -1  # Where a KV head keeps fewer tokens than others.
-
-
 def _kept_of(values: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """Of [layers, kv_heads, tokens]; `kept` is [layers or 1, kv_heads or 1, tokens that stay], where _NONE gets 0."""
-    places = kept.to(values.device).expand(*values.shape[:2], -1)
-    return values.gather(2, places.clamp(min=0)).masked_fill_(places == _NONE, 0)
+    """Of [layers, kv_heads, tokens]; `kept` is [layers or 1, kv_heads or 1, tokens that stay]."""
+    return values.gather(2, kept.to(values.device).expand(*values.shape[:2], -1))
 
 
 def _hidden_of(hidden: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """Of [layers, kv_heads or 1, tokens, dim]; of each KV head where each has kept its own, and 0 for _NONE."""
+    """Of [layers, kv_heads or 1, tokens, dim]; of each KV head where each has kept its own."""
     layers, heads, _, dim = hidden.shape
     heads = max(heads, kept.shape[1])
-    places = kept.to(hidden.device).expand(layers, heads, -1)[..., None]
-    return hidden.expand(-1, heads, -1, -1).gather(2, places.clamp(min=0).expand(-1, -1, -1, dim)).masked_fill_(places == _NONE, 0)
+    return hidden.expand(-1, heads, -1, -1).gather(2, kept.to(hidden.device).expand(layers, heads, -1)[..., None].expand(-1, -1, -1, dim))
 
 
 def _reads_hidden(policy: str | None, params: Mapping[str, Any]) -> bool:
@@ -504,17 +499,25 @@ class KvPoolCache(Cache):
         self.dropped = self.logical - self.resident - self.low
         for name in ("_mass", "_mass_square", "_latest"):
             if getattr(self, name) is not None:
-                setattr(self, name, _kept_of(getattr(self, name), kept))
-        self._signals = {kind: _kept_of(values, kept) for kind, values in self._signals.items()}
+                setattr(self, name, self._moved(getattr(self, name), kept))
+        self._signals = {kind: self._moved(values, kept) for kind, values in self._signals.items()}
         if self._hidden is not None:
             self._hidden = _hidden_of(self._hidden, kept)
 
+    def _moved(self, values: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        """Of [layers, kv_heads, tokens] what `kept` says, and 0 where a KV head has padding now."""
+        moved = _kept_of(values, kept)
+        if self._counts is None:
+            return moved
+        place = torch.arange(moved.shape[2], device=moved.device)
+        return moved.masked_fill_(place >= self._counts[..., None].to(moved.device), 0)
+
     def _share(self, compacted: kvpool.CompactResult) -> torch.Tensor:
-        """[layers, kv_heads, tokens of the longest], with _NONE behind those of the others."""
+        """[layers, kv_heads, tokens of the longest]: the positions that stay, and any behind those of the others."""
         rows = [torch.tensor(row, dtype=torch.int64) for row in compacted.kept_positions]
-        kept = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=_NONE)
-        kept = kept.reshape(len(self.facts.pooled), self.facts.kv_heads, -1)
-        counts = (kept != _NONE).sum(-1)
+        of_heads = (len(self.facts.pooled), self.facts.kv_heads)
+        kept = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).reshape(*of_heads, -1)
+        counts = torch.tensor([len(row) for row in rows]).reshape(of_heads)
         self._counted = kept.shape[2]
         self._counts = counts.to(self._device) if (counts < self._counted).any() else None
         return kept

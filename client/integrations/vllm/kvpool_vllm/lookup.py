@@ -135,10 +135,12 @@ class Lookup:
     # ---- The session
 
     def _open(self, timeout: float) -> kvpool.Session:
+        from vllm.platforms import current_platform
         options = self.options
-        # Workers copy from blocks that are held until they have reported it, and to blocks that are leased: all else may go at any time.
+        # Workers copy from blocks that are held until they have reported it, and to blocks that are leased: all else may go at any time,
+        # but where a GPU reaches it (pages.DevicePages).
         return self.terms.session(
-            client_name="vllm connector", warmup=False, scheduler=True, give_back="any_time", tenant=options.tenant,
+            client_name="vllm connector", warmup=False, scheduler=True, give_back="any_time", holes=current_platform.is_cpu(), tenant=options.tenant,
             guaranteed_blocks=max(0, options.guaranteed_blocks), max_space_bytes=options.max_space_bytes,
             magazine_blocks=self._magazine, open_timeout=timeout)
 

@@ -261,7 +261,7 @@ class Space:
 
     def _join(self, invitation: bytes, rank: int) -> kvpool.Session:
         return self.terms.session(invitation=invitation, rank=rank, open_timeout=self.options.open_timeout,
-                                  give_back="by_call" if self.gives_back else "never")
+                                  give_back="by_call" if self.gives_back else "never", holes=self.gives_back)
 
     # ---- Losing a kvpoold, and finding one
 
@@ -383,6 +383,7 @@ def attach(vllm_config: VllmConfig, configs: Sequence[KVCacheConfig], executor: 
     scheduler = not _worker_is_here(vllm_config)  # It maps nothing.
     space.asked = {"tenant": options.tenant, "scheduler": scheduler, "guaranteed_blocks": guaranteed,
                    "give_back": "any_time" if scheduler else "by_call" if space.gives_back else "never",
+                   "holes": space.gives_back,  # Between steps no table names what is not mapped (worker.give_back_slabs).
                    "max_blocks": config.num_blocks, "max_space_bytes": options.max_space_bytes,
                    "magazine_blocks": magazine_of(config.num_blocks)}
     for each in configs:

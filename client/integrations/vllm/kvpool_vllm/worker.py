@@ -10,7 +10,7 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import kvpool
@@ -36,6 +36,15 @@ def _allocate(original: Callable[..., Any]) -> Callable[..., Any]:
 _LOOK_S = 0.05  # How often a worker looks whether slabs are asked back; who wants them waits for seconds.
 
 
+def _gaps(mapped: Sequence[tuple[int, int]], end: int) -> Iterator[tuple[int, int]]:
+    """The blocks below `end` that are not mapped, as ranges like those that are."""
+    behind = 0
+    for first, next_behind in [*mapped, (end, end)]:
+        if behind < first:
+            yield behind, first
+        behind = next_behind
+
+
 def give_back_slabs(runner: Any, space: Space) -> None:
     """Unmaps the slabs that are asked back. Nobody holds a block of them; tables may name some that earlier requests had, or that a window
     has left: these become the null block. REQUIRES: no kernel runs."""
@@ -45,12 +54,13 @@ def give_back_slabs(runner: Any, space: Space) -> None:
     try:
         session.give_back_slabs()
     finally:  # Some may be unmapped, whatever became of the others.
-        mapped = session.mapped_blocks
-        for table in runner.input_batch.block_table.block_tables:
-            for ids in (table.block_table.cpu, table.block_table.gpu):
-                ids.masked_fill_(ids >= mapped, 0)
-            for slots in (table.slot_mapping.cpu, table.slot_mapping.gpu):
-                slots.masked_fill_(slots >= mapped * table.block_size, -1)  # vLLM's PAD_SLOT_ID.
+        for first, end in _gaps(session.mapped_ranges, session.max_blocks):
+            for table in runner.input_batch.block_table.block_tables:
+                for ids in (table.block_table.cpu, table.block_table.gpu):
+                    ids.masked_fill_((ids >= first) & (ids < end), 0)
+                for slots in (table.slot_mapping.cpu, table.slot_mapping.gpu):
+                    gone = (slots >= first * table.block_size) & (slots < end * table.block_size)
+                    slots.masked_fill_(gone, -1)  # vLLM's PAD_SLOT_ID.
 
 
 def _watch(of_runner: weakref.ref[Any], space: Space, step: threading.Lock) -> None:
