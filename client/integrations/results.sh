@@ -4,7 +4,7 @@
 # After tests/engines.sh --gemma --smollm2, in its environment; after tests/engines.sh --gemma --vllm those of vLLM too, whose engines run on
 # core $VLLM_CORE (default: 1); after tests/engines.sh --kvpress, scores against kvpress's. Figures are kept in $KVPOOL_RESULTS_DIR
 # (default: /var/tmp/kvpool-results), and what is there is not measured again: remove a file to measure its table anew;
-# a table without figures there stays as the page has it. All takes 85 minutes of one core, and more where that has no instructions for
+# a table without figures there stays as the page has it. All takes 115 minutes of one core, and more where that has no instructions for
 # bfloat16; texts are 4 MB of Debian packages, which are downloaded and not installed.
 set -euo pipefail
 cd "$(dirname "$0")/../.."

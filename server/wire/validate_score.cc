@@ -138,8 +138,7 @@ absl::Status Check(const v1::Signal& signal, const v1::Signals& signals, NamedBl
   const std::string& name = v1::SignalKind_Name(signal.kind());
   const bool weights = facts->shape == scorers::SignalShape::kWeights;
   const bool hidden = facts->shape == scorers::SignalShape::kHidden;
-  if (signal.per_head() && (weights || hidden))
-    return Invalid(absl::StrCat(name, ".per_head must not be set"));
+  if (signal.per_head() && weights) return Invalid(absl::StrCat(name, ".per_head must not be set"));
   if (signal.per_layer() && weights) return Invalid(absl::StrCat(name, ".per_layer must not be set"));
   if (hidden) RETURN_IF_ERROR(CheckRange("signals.hidden_dim", signals.hidden_dim(), 1, kMaxHiddenDim));
   if (facts->shape == scorers::SignalShape::kWindow) {

@@ -1,5 +1,6 @@
 """Transformers on kvpool: the same tokens as its own cache, prefixes of other processes, budgets that hold."""
 
+import contextlib
 import dataclasses
 import gc
 import os
@@ -11,11 +12,13 @@ import types
 
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file
 from transformers import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import kvpool
-from kvpool_transformers import KvPoolCache, LessKernel, attention, fingerprint_of, open_session, train_less
+from kvpool_transformers import KvPoolCache, LessKernel, attention, fingerprint_of, open_session, train_gates, train_less
 from kvpool_transformers.model import ModelFacts
 from daemon import Daemon, KeptDaemon
 from models import DEVICE, PLACE, gemma, generate, llama, prompt
@@ -439,6 +442,215 @@ def test_a_prompt_keeps_what_its_engine_knows_of(daemon):
             assert torch.equal(resident_keys(cache, layer), resident_keys(whole, layer)[:, places])
         assert torch.equal(cache._signals["peak"], peak[..., places])
         assert len(generate(model, ids, KvPoolCache(session, policy="kvzip", budget=32, signals={"peak": peak}), tokens=60)) == 60
+
+
+def inputs_of(model, ids):
+    """[layers, tokens, dim]: what enters the attention of each layer, behind its first norm."""
+    states = model(ids, output_hidden_states=True).hidden_states
+    return torch.stack([layer.input_layernorm(state[0]) for layer, state in zip(model.model.layers, states)])
+
+
+def random_gates(params, layers, heads=2, dim=64):
+    """Weights of kvzap as its header orders them, and what they say of [layers, tokens, dim]: [layers, heads, tokens]."""
+    random = torch.Generator().manual_seed(4)
+    if params["model"] == "linear":
+        parts = w, b = [torch.randn(shape, generator=random) for shape in ((layers, heads, dim), (layers, heads))]
+        return torch.cat([part.flatten(1) for part in parts], 1).flatten(), lambda x: w @ x.transpose(1, 2) + b[..., None]
+    parts = w1, b1, w2, b2 = [torch.randn(shape, generator=random) for shape in ((layers, 5, dim), (layers, 5), (layers, heads, 5), (layers, heads))]
+    return torch.cat([part.flatten(1) for part in parts], 1).flatten(), lambda x: (
+        w2 @ torch.nn.functional.gelu(w1 @ x.transpose(1, 2) + b1[..., None]) + b2[..., None])
+
+
+@pytest.mark.parametrize("scope", ["sequence", "layer", "head"])
+@pytest.mark.parametrize("form", ["linear", "mlp"])
+def test_hidden_states_choose_and_stay_with_their_tokens(daemon, scope, form):
+    """A prompt, then a turn that exceeds the budget again: by then heads have tokens of their own, and the hidden states of these."""
+    layers = 9  # Of the prompt they have 1.06 MB, more than a request carries.
+    model = llama(layers=layers)
+    ids, more = (1 + torch.randperm(511, generator=torch.Generator().manual_seed(3)))[None, :510].split([460, 50], 1)  # No two have one score.
+    params = {"model": form, "recent": 0}
+    weights, score = random_gates(params, layers)
+    with open_session(model, signals=True, socket=daemon.socket) as session, torch.no_grad():
+        whole = KvPoolCache(session)
+        model(ids, past_key_values=whole)
+        cache = KvPoolCache(session, policy="kvzap", params=params, budget=64, scope=scope, weights=weights, seal=False)
+        hidden = inputs_of(model, ids)[:, None].expand(-1, 2, -1, -1)
+        keys = torch.stack([resident_keys(whole, layer) for layer in range(layers)])
+        for turn in (None, more):
+            if turn is None:
+                model(ids, past_key_values=cache)
+            else:  # What comes depends on what has stayed, so that the model tells of it.
+                coming = []
+                hooks = [layer.input_layernorm.register_forward_hook(lambda *told: coming.append(told[2][0])) for layer in model.model.layers]
+                cache._budget = 1000
+                model(turn, past_key_values=cache)
+                for hook in hooks:
+                    hook.remove()
+                hidden = torch.cat([hidden, torch.stack(coming)[:, None].expand(-1, 2, -1, -1)], 2)
+                keys = torch.stack([resident_keys(cache, layer) for layer in range(layers)])
+                cache._budget = 64
+                cache._hold_budget(50)
+            scores = torch.stack([score(hidden[:, head])[:, head] for head in range(2)], 1)
+            joined = {"sequence": scores.mean((0, 1), keepdim=True), "layer": scores.mean(1, keepdim=True), "head": scores}[scope]
+            kept = joined.topk(64).indices.sort().values.expand(layers, 2, -1)[..., None]
+            hidden = hidden.gather(2, kept.expand(-1, -1, -1, 64))
+            assert torch.equal(torch.stack([resident_keys(cache, layer) for layer in range(layers)]), keys.gather(2, kept.expand(-1, -1, -1, 16)))
+            assert torch.equal(cache._hidden.expand(-1, 2, -1, -1), hidden) and cache._hidden.shape[1] == (2 if scope == "head" else 1)
+        assert len(generate(model, ids, KvPoolCache(session, policy="kvzap", params=params, budget=64, scope=scope, weights=weights), tokens=60)) == 60
+
+
+def test_hidden_states_stay_with_tokens_of_heads_that_share_a_budget(daemon):
+    model, ids = llama(), prompt(150)
+    params = {"model": "linear", "recent": 0}
+    weights, _ = random_gates(params, layers=3)
+    with open_session(model, signals=True, socket=daemon.socket) as session, torch.no_grad():
+        told = {"policy": "kvzap", "params": params, "budget": 48, "scope": "head", "heads": "ada", "weights": weights, "seal": False}
+        cache, kept = KvPoolCache(session, **told), []
+        share = cache._share
+        cache._share = lambda compacted: kept.append(share(compacted)) or kept[-1]
+        model(ids, past_key_values=cache)
+        inputs = inputs_of(model, ids)
+        assert cache._counts is not None and cache._hidden.shape == (3, 2, cache.resident, 64)
+        for layer in range(3):
+            for head in range(2):
+                places = kept[0][layer, head, :int(cache._counts[layer, head])]
+                assert torch.equal(cache._hidden[layer, head, :len(places)], inputs[layer, places])
+        assert len(generate(model, ids, KvPoolCache(session, **told), tokens=60)) == 60
+
+
+def test_hidden_states_are_bounded(daemon):
+    model, ids = llama(), prompt(150)
+    told = {"policy": "fast_kvzip", "budget": 64, "weights": torch.zeros(3 * (2 * 16 * (16 + 64) + 32 + 4 * (1 + 16 * 65)))}
+    with open_session(model, signals=True, socket=daemon.socket) as session, torch.no_grad():
+        assert len(generate(model, ids, KvPoolCache(session, **told, hidden_bytes=4 * 3 * 150 * 64, seal=False), tokens=20)) == 20
+        with KvPoolCache(session, **told, hidden_bytes=4 * 3 * 150 * 64 - 1, seal=False) as cache:
+            with pytest.raises(ValueError, match="of which 150 tokens have 115200 bytes; must be at most hidden_bytes, 115199"):
+                model(ids, past_key_values=cache)
+            model(ids[:, :149], past_key_values=cache)
+        with pytest.raises(ValueError, match="is what the cache is told by the model"):
+            KvPoolCache(session, **told, signals={"hidden": torch.ones(3, 2, 150)})
+    with open_session(llama(seed=1), socket=daemon.socket) as session, pytest.raises(ValueError, match="goes by hidden states: open_session"):
+        KvPoolCache(session, **told)
+
+
+def words(tokens, seed):
+    """Token ids of which some come often, as in a text."""
+    odds = 1 / torch.arange(1, 511)
+    return torch.multinomial(odds, tokens, True, generator=torch.Generator().manual_seed(seed))[None] + 1
+
+
+@pytest.mark.parametrize("chunk", [16, 64])
+def test_what_gates_learn_from_is_what_a_repeated_text_attends(chunk):
+    """Against eager attention over the text, what asks for a chunk of it, and that chunk: KVzip's and KVzip+'s scores."""
+    model, ids, ask = llama(), words(40, 1)[0], torch.tensor([5, 6, 7])
+    seen = train_gates.observe(model, ids, ask, chunk)
+    model.set_attn_implementation("eager")
+    peak, plus = torch.zeros(2, 3, 2, 40)
+    with torch.no_grad():
+        for part in ids.split(chunk):
+            again, cache = torch.cat([ids, ask, part])[None], DynamicCache()
+            attentions = model(again, past_key_values=cache, output_attentions=True).attentions
+            inputs = inputs_of(model, again)
+            for layer in range(3):
+                attends = attentions[layer][0, :, 43:, :40]  # [q_heads, queries, tokens]
+                peak[layer] = torch.maximum(peak[layer], attends.amax(1).unflatten(0, (2, 2)).amax(1))
+                output = model.model.layers[layer].self_attn.o_proj.weight  # [hidden, q_heads * dim]
+                values = cache.layers[layer].values[0].repeat_interleave(2, 0)[:, :40]
+                written = torch.stack([values[head] @ output[:, 16 * head:16 * head + 16].T for head in range(4)]).norm(dim=2)
+                attends = (attends / inputs[layer, 43:].norm(dim=1)[:, None]).amax(1) * written
+                plus[layer] = torch.maximum(plus[layer], attends.unflatten(0, (2, 2)).amax(1))
+    for layer, each in enumerate(seen):
+        assert torch.allclose(each.hidden, inputs[layer, :40], atol=1e-4)
+        assert torch.allclose(each.peak, peak[layer], atol=1e-5) and torch.allclose(each.plus, plus[layer], atol=1e-5)
+
+
+@pytest.mark.parametrize("policy,form", [("kvzap", "linear"), ("kvzap", "mlp"), ("fast_kvzip", "linear")])
+def test_trained_gates_foresee_what_kvzip_says(daemon, tmp_path, policy, form):
+    """The daemon scores a text that was not trained on as the training says, from the file's weights as they are."""
+    model, ask = llama(), torch.tensor([5, 6, 7])
+    how = train_gates.Training(policy=policy, model=form, units=16, steps=150, ridge=10.0)
+    texts = [words(200, seed)[0] for seed in range(10)]
+    seen = [train_gates.observe(model, text, ask, how.chunk) for text in texts]
+    trained = train_gates.train(model, seen, how, held=1)
+    trained.save(tmp_path / "gates.safetensors")
+    (weights,) = load_file(tmp_path / "gates.safetensors").values()
+    with open_session(model, signals=True, socket=daemon.socket) as session, torch.no_grad():
+        found = []
+        for each in (weights, torch.randn(weights.shape, generator=torch.Generator().manual_seed(1))):
+            with KvPoolCache(session, policy=policy, params=trained.params, budget=1000, weights=each, seal=False) as cache, contextlib.ExitStack() as lent:
+                model(texts[9][None], past_key_values=cache)
+                scores = cache._sequence.score(cache._scorer(lent), scope="head", token_scores=True).token_scores
+                scores = torch.tensor(scores).unflatten(0, (3, 2))
+                found.append(sum(train_gates._rank_correlation(ours.T, train_gates._target(layer, policy)) for ours, layer in zip(scores, seen[9])) / 3)
+    assert found[0] == pytest.approx(trained.rank, abs=2e-3) and found[0] > 0.35 and found[0] > found[1] + 0.2, found
+    for wrong, message in (({"policy": "kvzip"}, "policy is 'kvzip'; must be kvzap or fast_kvzip"), ({"model": "cubic"}, "model is 'cubic'; must be linear or mlp")):
+        with pytest.raises(ValueError, match=message):
+            train_gates.train(model, seen, dataclasses.replace(how, **wrong))
+    with pytest.raises(ValueError, match="held is 10; must be 0 to 9"):
+        train_gates.train(model, seen, how, held=10)
+
+
+def test_passkeys_are_hidden_and_asked_for():
+    def tokenize(text):
+        return [ord(letter) for letter in text]
+
+    text = [1000 + i for i in range(50)]
+    ids, answers = train_gates.hide_passkeys(tokenize, text, seed=3, keys=3, words=2)
+    assert [i for i in ids.tolist() if i >= 1000] == text and ids[0] == 1000 and len(answers) == len(ids)
+    told = "".join(chr(i) if i < 1000 else "#" for i in ids.tolist())
+    for number in (1, 2, 3):
+        hidden, asked = told.split(f"asskey number {number} is:")[1:]
+        assert hidden.split(".")[0] == asked.split(".")[0] and hidden.startswith(" ")
+    assert "".join(letter for letter, answer in zip(told, answers) if answer).count(".") == 3
+    assert len(train_gates.hide_passkeys(tokenize, [7], seed=1, keys=1)[0]) > 1  # A text of one token has room behind it.
+
+
+def test_heads_that_look_back_stay_retrieval_heads(daemon):
+    """Of a model's heads whose keys are zero none looks anywhere in particular; the others do, and moving them costs."""
+    model = llama()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.k_proj.weight[16:] = 0
+            layer.self_attn.v_proj.weight[16:] = 0
+            layer.self_attn.k_proj.weight[:16] *= 3
+    cases = [train_gates.hide_passkeys(lambda text: [1 + ord(letter) for letter in text], words(100, seed)[0].tolist(), seed, keys=2, words=1) for seed in range(3)]
+    wanted = [parameter.requires_grad for parameter in model.parameters()]
+    trained = train_gates.train_heads(model, cases, train_gates.Training(policy="duo_attention", steps=25, rate=0.08, recent=32, penalty=0.01))
+    heads = trained.weights.reshape(3, 2)
+    assert (heads[:, 1] == 0).all() and (heads[:, 0] > 0).any() and heads.max() <= 1, heads
+    assert [parameter.requires_grad for parameter in model.parameters()] == wanted and model.config._attn_implementation == "sdpa"
+    assert trained.params == {"sinks": 16, "recent": 32}
+    # The daemon takes them: a retrieval head keeps its most recent tokens, the others their ends.
+    ids = prompt(150)
+    with open_session(model, signals=True, socket=daemon.socket) as session, torch.no_grad():
+        whole = KvPoolCache(session)
+        model(ids, past_key_values=whole)
+        cache = KvPoolCache(session, policy="duo_attention", params=trained.params, budget=48, scope="head", weights=(heads > 0).float())
+        model(ids, past_key_values=cache)
+        for layer in range(3):
+            for head in range(2):
+                places = [*range(102, 150)] if heads[layer, head] > 0 else [*range(16), *range(118, 150)]
+                assert torch.equal(resident_keys(cache, layer)[head], resident_keys(whole, layer)[head, places])
+
+
+def test_gates_are_trained_by_a_program(tmp_path, capsys):
+    """As a user runs it, with a tokenizer of single letters."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    letters = {chr(code): code - 31 for code in range(32, 127)} | {"?": 0}
+    tokenizer = Tokenizer(models.WordLevel(letters, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
+    llama().save_pretrained(tmp_path)
+    text, output = tmp_path / "text.txt", tmp_path / "gates.safetensors"
+    text.write_text("".join(chr(32 + i * i % 90) for i in range(1000)))
+    for policy, floats, says in (("kvzap", 3 * 2 * 65, "rank correlation with KVzip's scores of other texts: "), ("duo_attention", 6, " of 6 heads are at 0.5 or above")):
+        given = [f"--model={tmp_path}", f"--text={text}", f"--policy={policy}", f"--output={output}", "--windows=4", "--tokens=60", "--held=1", "--steps=2"]
+        train_gates.main(given)
+        assert says in capsys.readouterr().out
+        assert load_file(output)["weights"].shape == (floats,)
+    with pytest.raises(SystemExit):
+        train_gates.main([*given, "--windows=17"])
+    assert "the texts have 1000 tokens; 17 windows take 1020" in capsys.readouterr().err
 
 
 def test_positions_go_on_where_tokens_were_dropped(daemon):

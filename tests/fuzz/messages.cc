@@ -171,7 +171,13 @@ void FillScoring(Input* input, const std::vector<uint64_t>& blocks, const std::v
     signal->set_kind(static_cast<v1::SignalKind>(input->Below(18)));
     signal->set_per_head(input->OneIn(4));
     signal->set_per_layer(input->OneIn(4));
-    FillWith(input, tokens * (signal->per_head() ? kKvHeads : 1), sizeof(float), signal->mutable_data());
+    size_t floats = 1;  // floats a token
+    if (signal->kind() == v1::SIGNAL_KIND_HIDDEN) {
+      floats = input->Below(4);
+      verb->mutable_signals()->set_hidden_dim(static_cast<uint32_t>(floats));
+    }
+    FillWith(input, tokens * floats * (signal->per_head() ? kKvHeads : 1), sizeof(float),
+             signal->mutable_data());
   }
   if (input->OneIn(3)) *verb->mutable_signals()->mutable_window() = WindowOf(input);
   if (!scratch.empty() && input->OneIn(2)) {

@@ -202,6 +202,35 @@ TEST_F(ScoreBadInputTest, States) {
   EXPECT_NE(Run(engine_.get(), operation).message().find("compact.less.state.blocks[0]"), std::string::npos);
 }
 
+// 20 tokens, 2 layers of 2 KV heads.
+TEST_F(ScoreBadInputTest, HiddenStates) {
+  v1::Operation operation = ScoreOp(blocks_);
+  v1::Signals* const signals = operation.mutable_score()->mutable_signals();
+  operation.mutable_score()->mutable_policy()->set_name("kvzap");
+  v1::Signal* const hidden = signals->add_signals();
+  *hidden = InlinedSignal(v1::SIGNAL_KIND_HIDDEN, std::vector<float>(60));
+  Refused(operation, kInvalidArgument, "signals.hidden_dim is 0; must be 1 to 65536");
+  signals->set_hidden_dim(65537);
+  Refused(operation, kInvalidArgument, "signals.hidden_dim is 65537; must be 1 to 65536");
+  signals->set_hidden_dim(3);
+  hidden->set_per_layer(true);
+  Refused(operation, kInvalidArgument, "HIDDEN.data.inlined has 240 bytes; this sequence needs 480");
+  hidden->set_per_head(true);
+  Refused(operation, kInvalidArgument, "HIDDEN.data.inlined has 240 bytes; this sequence needs 960");
+  *hidden = InlinedSignal(v1::SIGNAL_KIND_HIDDEN, std::vector<float>(240));
+  hidden->set_per_layer(true);
+  hidden->set_per_head(true);
+  v1::Signal* const weights = signals->add_signals();
+  // 2 layers of a unit of 3 + 1 + 2 floats, and of 2 more.
+  *weights = InlinedSignal(v1::SIGNAL_KIND_WEIGHTS, std::vector<float>(16));
+  EXPECT_EQ(Run(engine_.get(), operation).code(), 0);
+  weights->set_per_head(true);
+  Refused(operation, kInvalidArgument, "SIGNAL_KIND_WEIGHTS.per_head must not be set");
+  weights->set_per_head(false);
+  weights->set_per_layer(true);
+  Refused(operation, kInvalidArgument, "SIGNAL_KIND_WEIGHTS.per_layer must not be set");
+}
+
 TEST_F(ScoreBadInputTest, Signals) {
   v1::Operation operation = ScoreOp(blocks_);
   v1::Signals* signals = operation.mutable_score()->mutable_signals();

@@ -100,16 +100,17 @@ class ScoreRanksTest : public ScoreTest {
   struct Both {
     v1::Signals whole, ranked;
   };
-  void AddSignal(v1::SignalKind kind, Both* both) {
+  void AddSignal(v1::SignalKind kind, Both* both, uint32_t token_floats = 1) {
     const bool per_layer = random_() % 2 == 0, per_head = random_() % 2 == 0;
     const uint32_t layers = per_layer ? kLayers : 1, heads = per_head ? kAllHeads : 1;
-    std::vector<float> values(size_t{layers} * heads * kSequenceTokens);
+    const uint32_t row = kSequenceTokens * token_floats;
+    std::vector<float> values(size_t{layers} * heads * row);
     for (float& value : values) value = Uniform();
-    std::vector<float> by_rank;  // [rank][layer][head of the rank][token]
+    std::vector<float> by_rank;  // [rank][layer][head of the rank][row]
     for (uint32_t rank = 0; per_head && rank < kRanks; ++rank) {
       for (uint32_t layer = 0; layer < layers; ++layer) {
-        const auto first = values.begin() + (layer * kAllHeads + rank * kHeads) * kSequenceTokens;
-        by_rank.insert(by_rank.end(), first, first + kHeads * kSequenceTokens);
+        const auto first = values.begin() + (layer * kAllHeads + rank * kHeads) * row;
+        by_rank.insert(by_rank.end(), first, first + kHeads * row);
       }
     }
     v1::Signal* signal = both->whole.add_signals();
@@ -159,16 +160,15 @@ class ScoreRanksTest : public ScoreTest {
     const scorers::KvShape model = {
         .layers = kLayers, .kv_heads = kAllHeads, .k_head_dim = kDim, .v_head_dim = kDim};
     const bool reads_hidden = (facts.NeedsOf(bound->params) & scorers::kNeedHidden) != 0;
-    std::vector<float> hidden(reads_hidden ? size_t{kSequenceTokens} * kHidden : 0);
     std::vector<float> weights(facts.weight_count(bound->params, model, kHidden, /*given=*/1));
-    for (float& x : hidden) x = Uniform() * 2 - 1;
     for (float& x : weights) x = Uniform() * 2 - 1;
     for (v1::Signals* signals : {&both->whole, &both->ranked}) {
-      if (reads_hidden) {
-        signals->clear_signals();  // There would be too many, those of tokens included.
-        signals->set_hidden_dim(kHidden);
-        *signals->add_signals() = InlinedSignal(v1::SIGNAL_KIND_HIDDEN, hidden);
-      }
+      if (!reads_hidden) continue;
+      signals->clear_signals();  // There would be too many, those of tokens included.
+      signals->set_hidden_dim(kHidden);
+    }
+    if (reads_hidden) AddSignal(v1::SIGNAL_KIND_HIDDEN, both, kHidden);
+    for (v1::Signals* signals : {&both->whole, &both->ranked}) {
       *signals->add_signals() = InlinedSignal(v1::SIGNAL_KIND_WEIGHTS, weights);
     }
   }

@@ -5,15 +5,16 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 
 import kvpool
 import torch
-from kvpool_transformers import train_less
+from kvpool_transformers import train_gates, train_less
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import pruning
-from lab import BIN, MODELS
+from lab import BIN, DIRECTORY, MODELS
 from replay import Record
 from texts import middle
 
@@ -46,10 +47,20 @@ POLICIES = {  # What a row is called: (policy, parameters).
     "chunkkv over snapkv": ("chunkkv", {}),
     "criticalkv over snapkv": ("criticalkv", {"norm": "l2"}),
     "kvzip": ("kvzip", {}),
+    "kvzap, linear": ("kvzap", {"model": "linear"}),
+    "kvzap, linear, sinks": ("kvzap", {"model": "linear"}),
+    "kvzap, mlp": ("kvzap", {"model": "mlp"}),
+    "kvzap, mlp, sinks": ("kvzap", {"model": "mlp"}),
+    "fast_kvzip": ("fast_kvzip", {}),
+    "fast_kvzip, recent=128": ("fast_kvzip", {"recent": 128}),
+    "duo_attention": ("duo_attention", {"sinks": 16, "recent": 64}),
+    "duo_attention, ada": ("duo_attention", {"sinks": 16, "recent": 64}),
     "random": ("random", {}),
 }
 # No score of a token or of a head: every head keeps the same.
 ONE_SCOPE = {"streaming_llm", "random"}
+# The KV heads of a layer share its budget, and one may keep all of the prompt: for models with several, each head its own tokens.
+SHARED = {"duo_attention, ada": {"heads": "ada", "most": pruning.PROMPT}}
 TEXTS = pruning.SEGMENTS[:2]
 DEPTHS = pruning.DEPTHS[:5]
 SAMPLES = 1  # Prompts at each depth.
@@ -61,6 +72,22 @@ CALIBRATED = {  # What `kvpool-lab calibrate` is told, beside the model's shape.
     "triattention": (),
     "expected_attention": (f"position={pruning.PROMPT}", "future=512"),  # Of the prompt's own queries, as kvpress has it.
 }
+
+
+# Weights that are trained for a model, on windows of all of that text; the last two are not learned from.
+GATES = {
+    "kvzap, linear": train_gates.Training(policy="kvzap", model="linear"),
+    "kvzap, mlp": train_gates.Training(policy="kvzap", model="mlp"),
+    "fast_kvzip": train_gates.Training(policy="fast_kvzip"),
+    "duo_attention": train_gates.Training(policy="duo_attention", steps=36, rate=0.05),
+}
+GATED = {name: (name, {}) for name in GATES} | {  # (Weights, what a cache is told besides).
+    "fast_kvzip, recent=128": ("fast_kvzip", {}),
+    "duo_attention, ada": ("duo_attention", {}),
+    # Its own window, and sinks, which KVzip+ holds to be worth nothing.
+    **{f"{name}, sinks": (name, {"protection": kvpool.Protection(first_tokens=4, last_tokens=128)}) for name in ("kvzap, linear", "kvzap, mlp")}}
+GATE_WINDOWS, GATE_TOKENS, GATE_HELD = 18, 1024, 2
+HEAD_WINDOWS, HEAD_TOKENS = 12, 512  # Of duo_attention, before passkeys are hidden in them.
 
 
 def _rotated_back(queries, base):
@@ -141,6 +168,44 @@ def _less(lab, cell):
     return kernel
 
 
+def gate_cells():
+    return [{"model": model, "gates": name} for model in MODELS for name in GATES]
+
+
+def _gates_path(cell, name):
+    return DIRECTORY / f"{cell['model']}, {name}.safetensors"
+
+
+def gates(lab, cell):
+    """Trains them, and keeps them beside the figures: seconds of a processor, those of KVzip's scores apart, and what Trained says."""
+    how, tokenize = GATES[cell["gates"]], lab.tokenizer(cell)
+
+    def windows(count, tokens):
+        return [middle(lab.texts[CALIBRATION[0]], tokenize, tokens, 0.02 + 0.9 * i / count) for i in range(count)]
+
+    def load():
+        torch.set_num_threads(1)
+        return AutoModelForCausalLM.from_pretrained(MODELS[cell["model"]][0], dtype=torch.float32).eval()
+
+    def observe():
+        began, ask = time.process_time(), torch.tensor(tokenize(train_gates.REPEAT, special=False))
+        seen = [train_gates.observe(model, torch.tensor(ids), ask, how.chunk) for ids in windows(GATE_WINDOWS, GATE_TOKENS)]
+        return seen, time.process_time() - began
+
+    model, observing = lab.once(("model in f32", cell["model"]), load), 0.0
+    if how.policy != "duo_attention":
+        seen, observing = lab.once(("record", "gates", cell["model"]), observe)
+    began = time.process_time()
+    if how.policy == "duo_attention":
+        trained = train_gates.train_heads(model, [train_gates.hide_passkeys(lambda text: tokenize(text, special=False), ids, i)
+                                                  for i, ids in enumerate(windows(HEAD_WINDOWS, HEAD_TOKENS))], how)
+    else:
+        trained = train_gates.train(model, seen, how, GATE_HELD)
+    trained.save(_gates_path(cell, cell["gates"]))
+    return {"observing": observing, "seconds": time.process_time() - began, "weights": len(trained.weights), "rank": trained.rank, "r2": trained.r2,
+            "retrieval_heads": int((trained.weights >= 0.5).sum()) if how.policy == "duo_attention" else 0}
+
+
 def options(lab, cell, record):
     """What a KvPoolCache is told for this cell's policy and disposition, of this prompt."""
     of_policy = _options(lab, cell, record)
@@ -155,6 +220,9 @@ def _options(lab, cell, record):
         if not hasattr(record, "expected"):
             record.expected = _calibrated(lab, cell, record.told)
         return {"weights": record.expected}
+    if cell.get("name") in GATED:
+        gates, protected = GATED[cell["name"]]
+        return {"weights": load_file(_gates_path(cell, gates))["weights"], **protected}
     if policy in CALIBRATED:
         return {"weights": lab.once(("weights", cell["model"], policy), lambda: _of_another_text(lab, cell))}
     if policy == "criticalkv":
@@ -241,9 +309,11 @@ def _cells(where):
             cell = {"model": model, "block": BLOCK, **place}
             yield {**cell, "policy": "full", "budget": 0}
             for name, scope in itertools.product(POLICIES, SCOPES):
+                if name in SHARED and (scope == "sequence" or model != HEADS_MODEL):
+                    continue
                 if scope == "sequence" or name not in ONE_SCOPE:
                     policy, params = POLICIES[name]
-                    yield {**cell, "name": name, "policy": policy, "params": params, "scope": scope, "budget": BUDGET}
+                    yield {**cell, "name": name, "policy": policy, "params": params, "scope": scope, "budget": BUDGET, **SHARED.get(name, {})}
 
 
 def _texts():

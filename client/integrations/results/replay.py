@@ -1,4 +1,4 @@
-"""A prompt is computed once; then each policy and budget gets a KvPoolCache that is told what the model told: K, V, queries."""
+"""A prompt is computed once; then each policy and budget gets a KvPoolCache that is told what the model told: K, V, queries, hidden states."""
 
 import copy
 
@@ -18,16 +18,19 @@ class _RecordedLayer(DynamicLayer):
 
 
 class Record(Cache):
-    """What a model computes of a prompt: all K and V, and the queries of the layers that are pooled."""
+    """What a model computes of a prompt: all K and V, and of the layers that are pooled the queries and the input of attention."""
 
     def __init__(self, model, facts, ids):
         self.ids, self.pooled = ids, facts.pooled
-        self.told = {}
+        self.told, self.inputs = {}, {}
         super().__init__(layers=[_RecordedLayer(self, facts.pooled.index(i)) if i in facts.pooled
                                  else DynamicSlidingWindowLayer(sliding_window=facts.sliding_window)
                                  for i in range(facts.layers)])
         with torch.no_grad():
             self.last_logits = model(ids, past_key_values=self, logits_to_keep=1).logits
+
+    def entered(self, layer, hidden):
+        self.inputs[layer] = hidden
 
     def observed(self, layer, query, key, scaling):
         self.told[layer] = (query, key, scaling)
@@ -60,6 +63,7 @@ class Record(Cache):
         """As if `cache` had been there: it holds its budget now."""
         cache.tokens_come(self.ids)
         for index, layer in enumerate(self.pooled):
+            cache.entered(index, self.inputs[index])
             cache.layers[layer].update(self.layers[layer].keys, self.layers[layer].values)
             attention.take_updated()  # No attention comes now: it has been.
             cache.observed(index, *self.told[index])
@@ -74,7 +78,7 @@ class Behind(Record):
     """What a prompt's record becomes with more tokens behind it; the record stays as it is."""
 
     def __init__(self, record):
-        self.told, self.pooled = {}, record.pooled
+        self.told, self.inputs, self.pooled = {}, {}, record.pooled
         layers = [copy.copy(layer) for layer in record.layers]  # Keys are appended by making others.
         for layer in layers:
             if isinstance(layer, _RecordedLayer):

@@ -26,6 +26,7 @@ TABLES = {  # name: (cells, what measures one)
     "decode": (speed.decode_cells, speed.decode),
     "retrieval": (pruning.retrieval_cells, pruning.retrieval),
     "perplexity": (pruning.perplexity_cells, pruning.perplexity),
+    "gates": (quality.gate_cells, quality.gates),  # What the two below score with, of policies whose weights are trained.
     "quality_perplexity": (quality.perplexity_cells, quality.perplexity),
     "quality_retrieval": (quality.retrieval_cells, quality.retrieval),
     "selection": (selection.cells, selection.measure),

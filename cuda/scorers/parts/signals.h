@@ -14,7 +14,7 @@ namespace kvpool::scorers {
 //   shape      floats of a row               a row for each
 //   kToken     tokens                        layer and kv head, or shared by layers, heads or both
 //   kWindow    tokens                        as kToken
-//   kHidden    tokens * hidden_dim           layer, or shared by all
+//   kHidden    tokens * hidden_dim           as kToken
 //   kWeights   weight_count                  nothing: there is one
 enum class SignalShape : uint8_t {
   kToken,  // GQA groups are averaged already.

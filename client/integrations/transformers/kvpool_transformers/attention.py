@@ -1,13 +1,13 @@
-"""How a cache hears of what does not come with K and V: token ids, queries, attention.
+"""How a cache hears of what does not come with K and V: token ids, hidden states, queries, attention.
 
-Token ids come by a hook on the model. Queries come through an attention function of Transformers' registry that computes
+Token ids come by a hook on the model, hidden states by hooks on the attention of its layers. Queries come through an attention function of Transformers' registry that computes
 what the model's own would have computed, and tells the cache that was updated just before in the same thread.
 """
 
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -112,6 +112,28 @@ def tell_tokens(model: PreTrainedModel) -> None:
 
     model._kvpool_hooks = (model.register_forward_pre_hook(before, with_kwargs=True),
                            model.register_forward_hook(after, with_kwargs=True))
+
+
+def tell_inputs(model: PreTrainedModel, pooled: Sequence[int]) -> int:
+    """Has the attention of these layers tell caches of its input, behind the layer's first norm. Returns its dims.
+
+    0: the model's layers have no `self_attn`, and caches are told nothing.
+    """
+    layers = getattr(model.get_decoder(), "layers", ())
+    if not all(i < len(layers) and hasattr(layers[i], "self_attn") for i in pooled):
+        return 0
+
+    def told_as(index: int) -> Callable[..., None]:
+        def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            cache = _cache_of(kwargs)
+            if hasattr(cache, "entered"):
+                hidden = kwargs.get("hidden_states")
+                cache.entered(index, args[0] if hidden is None and args else hidden)
+        return before
+
+    if not getattr(model, "_kvpool_inputs", None):
+        model._kvpool_inputs = [layers[i].self_attn.register_forward_pre_hook(told_as(index), with_kwargs=True) for index, i in enumerate(pooled)]
+    return int(model.config.get_text_config(decoder=True).hidden_size)
 
 
 def attention_of(query: torch.Tensor, key: torch.Tensor, scaling: float, padding: torch.Tensor | None = None,

@@ -23,11 +23,24 @@ _SCOPES = ("sequence", "layer", "head")
 _HEADS = ("equal", "ada")
 _DISPOSITIONS = ("drop", "merge", "low", "less")
 _INLINED_BYTES = 1 << 20  # What a request carries of one array; a larger one lies in blocks.
+_HIDDEN_BYTES = 1 << 30
 
 
 def _kept_of(values: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
     """Of [layers, kv_heads, tokens]; `kept` is [layers or 1, kv_heads or 1, tokens that stay]."""
     return values.gather(2, kept.to(values.device).expand(*values.shape[:2], -1))
+
+
+def _hidden_of(hidden: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """Of [layers, kv_heads or 1, tokens, dim]; of each KV head where each has kept its own."""
+    layers, heads, _, dim = hidden.shape
+    heads = max(heads, kept.shape[1])
+    return hidden.expand(-1, heads, -1, -1).gather(2, kept.to(hidden.device).expand(layers, heads, -1)[..., None].expand(-1, -1, -1, dim))
+
+
+def _reads_hidden(policy: str | None, params: Mapping[str, Any]) -> bool:
+    return (policy in ("kvzap", "fast_kvzip") or policy == "learned_mlp" and params.get("features", "hidden") == "hidden"
+            or policy == "attention_gate" and params.get("source") == "gate")
 
 
 class _LowTokens:
@@ -139,12 +152,14 @@ class KvPoolCache(Cache):
     low_bits  with "low", bits an element: 2, 4 or 8
     weights   f32 numbers of a policy that wants them, as its header in cuda/scorers/policies orders them
     signals   what this engine knows of the prompt besides, by the names of kvpool.Signal: each [layers, kv_heads, tokens] f32 of the pooled
-              layers, such as "peak" for kvzip; no hidden states. Tokens behind the prompt have +inf: what is newest can't be judged, and stays
+              layers, such as "peak" for kvzip. Tokens behind the prompt have +inf: what is newest can't be judged, and stays
     seal      full blocks are shared, under keys that tell what was kept
     salt, extra_keys   part what must not be shared (tenants), and what K and V depend on besides tokens (adapters)
     salt_from  the salt counts from the block that holds this token of the prompt on: what is in front, such as a system prompt, is
               shared with everybody. 0: it is in every key. Without a salt it changes nothing.
     window    queries kept for policies that go by the last ones
+    hidden_bytes  the most bytes of hidden states, in f32, that policies which go by them (kvzap, fast_kvzip) may take: layers * tokens * dims * 4, and as
+              many times that as there are KV heads once each has kept its own tokens. They are in blocks of the pool while one is asked
     guard     the last queries, as many of them as a request carries, go with each prune and compaction whatever the policy, for the daemon to measure
               what it costs (`kvpoold --guard-share`). Where it has turned the policy off, generation raises kvpool.FailedPreconditionError
     wait_ms   how long the prompt may wait for what is in a tier below the pool (`kvpoold --tier`); 0: not
@@ -155,7 +170,7 @@ class KvPoolCache(Cache):
                  most: int | None = None, disposition: str = "drop", merge_threshold: float | None = None,
                  low_bits: int | None = None, less: LessKernel | None = None, weights: Any = None, signals: Mapping[str, Any] | None = None,
                  protection: kvpool.Protection | None = None, seal: bool = True, salt: bytes = b"", salt_from: int = 0, extra_keys: Sequence[bytes] = (),
-                 window: int = 32, guard: bool = False, timeout: float = 30.0, wait_ms: int = 0) -> None:
+                 window: int = 32, hidden_bytes: int = _HIDDEN_BYTES, guard: bool = False, timeout: float = 30.0, wait_ms: int = 0) -> None:
         self.session = session
         self.facts = model.facts_of(session)
         if (policy is None) != (budget is None):
@@ -195,6 +210,8 @@ class KvPoolCache(Cache):
         self._scope = scope
         self._weights = None if weights is None else torch.as_tensor(weights, dtype=torch.float32).detach().cpu().contiguous()
         self._signals = {kind: torch.as_tensor(values, dtype=torch.float32).detach().cpu() for kind, values in (signals or {}).items()}
+        if "hidden" in self._signals:
+            raise ValueError("signals['hidden'] is what the cache is told by the model: open_session(model, signals=True)")
         for kind, values in self._signals.items():
             if values.dim() != 3 or values.shape[:2] != (len(self.facts.pooled), self.facts.kv_heads):
                 raise ValueError(f"signals['{kind}'] is {list(values.shape)}; must be [{len(self.facts.pooled)}, {self.facts.kv_heads}, tokens]: "
@@ -208,6 +225,9 @@ class KvPoolCache(Cache):
         self._wants_latest, self._wants_window = bool(told & _LATEST), bool(told & _WINDOW)
         if (self._wants_mass or self._wants_latest or self._wants_window) and not self.facts.signals:
             raise ValueError(f"policy {policy} goes by attention: open_session(model, signals=True)")
+        self._wants_hidden, self._hidden_bytes = any(_reads_hidden(each, self._params) for each in told), hidden_bytes
+        if self._wants_hidden and not self.facts.hidden_dim:
+            raise ValueError(f"policy {policy} goes by hidden states: open_session(model, signals=True), of a model whose layers have self_attn")
         if guard and not self.facts.signals:
             raise ValueError("guard=True goes by queries: open_session(model, signals=True)")
         self._keeps_queries, self._scaling = guard or self._wants_window, 0.0
@@ -227,6 +247,8 @@ class KvPoolCache(Cache):
         self._mass_square: torch.Tensor | None = None
         self._latest: torch.Tensor | None = None
         self._queries: list[torch.Tensor | None] = [None] * len(self.facts.pooled)  # Each [queries, q_heads, dim].
+        self._hidden: torch.Tensor | None = None  # [layers, 1 or kv_heads, tokens, dim], in the model's type.
+        self._entering: list[torch.Tensor] = []  # Of this forward's layers, each [tokens, dim].
         self._sequence = kvpool.LiveSequence(session, salt=salt, salt_from=salt_from, extra_keys=list(extra_keys))
         if prompt is not None:
             self._match(prompt, session.hasher(salt, salt_from=salt_from), list(extra_keys), wait_ms)
@@ -254,8 +276,8 @@ class KvPoolCache(Cache):
         ids = torch.as_tensor(prompt).flatten().tolist()
         size = self.facts.tokens_per_block
         keys = hasher.chain(ids, size, extra_keys)[:(len(ids) - 1) // size]
-        if not keys or not self.facts.shareable or self._wants_mass or self._wants_window or self._wants_latest:
-            return  # A policy that goes by attention has to see all of it.
+        if not keys or not self.facts.shareable or self._wants_mass or self._wants_window or self._wants_latest or self._wants_hidden:
+            return  # A policy that goes by attention or hidden states has to see all of it.
         with self.session.match(keys, wait_ms=wait_ms).wait(self._timeout + wait_ms / 1000) as hit:
             found = len(hit.blocks)
             if found:
@@ -327,6 +349,7 @@ class KvPoolCache(Cache):
         self._fence()
         self._sequence.extend(ids)
         self.resident += tokens
+        self._keep_hidden()
         for kind, values in self._signals.items():
             newer = max(0, self.resident - values.shape[2])
             self._signals[kind] = torch.nn.functional.pad(values, (0, newer), value=torch.inf)
@@ -344,6 +367,26 @@ class KvPoolCache(Cache):
                 self.session.complete_step_on_stream(step, torch.cuda.current_stream(self._device).cuda_stream)
 
     # ---- Budget
+
+    def entered(self, layer: int, hidden: torch.Tensor) -> None:
+        """Called before attention, with its input [1, tokens, dim]."""
+        if not self._wants_hidden:
+            return
+        if layer == 0:
+            self.settle()
+            self._entering = []
+            tokens = self.resident + hidden.shape[1]
+            nbytes = 4 * len(self.facts.pooled) * (1 if self._hidden is None else self._hidden.shape[1]) * tokens * self.facts.hidden_dim
+            if nbytes > self._hidden_bytes:
+                raise ValueError(f"policy {self._policy} goes by hidden states, of which {tokens} tokens have {nbytes} bytes; must be at most "
+                                 f"hidden_bytes, {self._hidden_bytes}")
+        self._entering.append(hidden[0].detach())
+
+    def _keep_hidden(self) -> None:
+        if self._entering:
+            coming, self._entering = torch.stack(self._entering)[:, None], []
+            before = self._hidden
+            self._hidden = coming if before is None else torch.cat([before, coming.expand(-1, before.shape[1], -1, -1)], 2)
 
     def observed(self, layer: int, query: torch.Tensor, key: torch.Tensor, scaling: float) -> None:
         """Called by attention, with rotated queries and the keys that `write` returned."""
@@ -405,6 +448,8 @@ class KvPoolCache(Cache):
             signals += [signal("mass", self._mass), signal("mass_square", self._mass_square)]
         if self._wants_latest:
             signals.append(signal("latest", self._latest))
+        if self._hidden is not None:
+            signals.append(kvpool.Signal("hidden", told(self._hidden.float()), per_layer=True, per_head=self._hidden.shape[1] > 1))
         if self._weights is not None:
             given = told(self._weights)
             signals.append(kvpool.Signal("weights", given, nbytes=self._weights.nbytes if isinstance(given, kvpool.BlockArray) else 0))
@@ -416,7 +461,8 @@ class KvPoolCache(Cache):
         elif self._keeps_queries:
             window = self._guards_window()
         # Positions go on whatever was dropped: the newest token's is not the number of those that are left.
-        return kvpool.Scorer(self._policy, self._params, signals=signals, window=window, now=float(self.logical - 1))
+        return kvpool.Scorer(self._policy, self._params, signals=signals, window=window, now=float(self.logical - 1),
+                             hidden_dim=0 if self._hidden is None else self._hidden.shape[3])
 
     def _guards_window(self) -> kvpool.QueryWindow | None:
         """Of the newest queries as many as a request carries; None: it can't carry one."""
@@ -455,6 +501,8 @@ class KvPoolCache(Cache):
             if getattr(self, name) is not None:
                 setattr(self, name, self._moved(getattr(self, name), kept))
         self._signals = {kind: self._moved(values, kept) for kind, values in self._signals.items()}
+        if self._hidden is not None:
+            self._hidden = _hidden_of(self._hidden, kept)
 
     def _moved(self, values: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
         """Of [layers, kv_heads, tokens] what `kept` says, and 0 where a KV head has padding now."""
@@ -536,6 +584,7 @@ class KvPoolCache(Cache):
             if self._state_array is not None:
                 rest.callback(self._state_array.release)
             self._low_tokens, self._state_array = [], None
+            self._hidden, self._entering = None, []
             self._sequence.release()
 
     def __enter__(self) -> KvPoolCache:

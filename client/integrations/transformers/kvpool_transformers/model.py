@@ -30,6 +30,7 @@ class ModelFacts:
     tokens_per_block: int
     dtype: torch.dtype
     signals: bool  # Attention tells the cache of queries and of attention.
+    hidden_dim: int = 0  # Of the hidden states that attention tells the cache of; 0: of none.
     # Held from the begin of a step until it is recorded on its stream: a step that completes completes those before it.
     fences: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False, compare=False)
 
@@ -72,14 +73,19 @@ def _layer_facts(config: Any) -> tuple[tuple[int, ...], int]:
     return pooled, sliding
 
 
+def pooled_layers(model: transformers.PreTrainedModel) -> tuple[int, ...]:
+    """Those whose K and V are in a pool: of full attention."""
+    return _layer_facts(model.config.get_text_config(decoder=True))[0]
+
+
 def open_session(model: transformers.PreTrainedModel, *, tokens_per_block: int = 16, signals: bool = False,
                  facts: Mapping[str, str] | None = None, **options: Any) -> kvpool.Session:
     """A kvpool.Session for this model. `options` are those of kvpool.Session.
 
     Full-attention layers are in the pool; sliding ones keep what they keep. Engines that open the same model with the same
     code share prefixes, if all its layers are pooled. Caches touch no block that they don't hold, so that the daemon may take
-    memory back at any time, unless give_back="never": whoever looks at more than that, by session.k() and the like, says so. signals=True has the model's attention tell caches of queries and attention mass, for
-    policies that go by them; it costs one more product of queries and keys.
+    memory back at any time, unless give_back="never": whoever looks at more than that, by session.k() and the like, says so. signals=True has the model's attention tell caches of queries, attention mass and
+    hidden states, for policies that go by them; mass costs one more product of queries and keys.
     """
     config = model.config.get_text_config(decoder=True)
     pooled, sliding_window = _layer_facts(config)
@@ -87,7 +93,8 @@ def open_session(model: transformers.PreTrainedModel, *, tokens_per_block: int =
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     dtype = model.dtype
     known = ModelFacts(layers=config.num_hidden_layers, pooled=pooled, sliding_window=sliding_window, kv_heads=kv_heads,
-                       head_dim=head_dim, tokens_per_block=tokens_per_block, dtype=dtype, signals=signals)
+                       head_dim=head_dim, tokens_per_block=tokens_per_block, dtype=dtype, signals=signals,
+                       hidden_dim=attention.tell_inputs(model, pooled) if signals else 0)
     layout = kvpool.Layout.paged(layers=len(pooled), kv_heads=kv_heads, head_dim=head_dim, tokens_per_block=tokens_per_block,
                                  dtype=str(dtype))
     if signals:
