@@ -54,7 +54,7 @@ struct AccessRule {
   std::vector<uint32_t> uids, gids;
   std::vector<std::string> cgroups;  // Each with all below it.
   std::vector<std::string> sans;
-  std::vector<std::string> certificates;  // As Peer::certificate.
+  std::vector<std::string> certificates;  // Their SHA-256, written like Peer::certificate.
   std::vector<AccessRole> roles;          // Empty: whom it matches may do nothing.
   // Tenants of its sessions, the first where OpenSession names none. Empty: any, and each uid has its own.
   std::vector<std::string> tenants;

@@ -194,7 +194,8 @@ void StreamAcceptor::CloseOldest(ConnectionRefusal why, const absl::Status& stat
 void StreamAcceptor::Refuse(ConnectionRefusal why, std::shared_ptr<const PeerCredentials> peer,
                             const absl::Status& status) {
   stats_->CountRefusedConnection(why);
-  refusals_.Add({.process = std::move(peer), .address = "unknown", .names = {}, .certificate = {}}, "connect", status);
+  refusals_.Add({.process = std::move(peer), .address = "unknown", .names = {}, .certificate = {}}, "connect",
+                status);
 }
 
 }  // namespace kvpool

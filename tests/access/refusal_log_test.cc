@@ -32,7 +32,8 @@ class RefusalLogTest : public ::testing::Test {
   static Peer User(uint32_t uid) {
     return {.process = std::make_shared<PeerCredentials>(PeerCredentials{.pid = 17, .uid = uid, .gid = 1}),
             .address = "",
-            .names = {}, .certificate = {}};
+            .names = {},
+            .certificate = {}};
   }
   // The line that this refusal has; empty: none.
   std::string Refuse(const Peer& peer, const absl::Status& status = absl::PermissionDeniedError("no")) {
@@ -55,7 +56,8 @@ TEST_F(RefusalLogTest, OneUsersRefusalsHideNobodyElses) {
   for (int i = 0; i < 100; ++i) EXPECT_EQ(Refuse(User(1)), "");
   EXPECT_THAT(Refuse(User(2)), HasSubstr("uid=2 "));
   EXPECT_THAT(Refuse(User(2)), Not(HasSubstr("left_out")));
-  EXPECT_THAT(Refuse({.process = nullptr, .address = "ipv4:10.0.0.1:5", .names = {}, .certificate = {}}), HasSubstr("10.0.0.1"));
+  EXPECT_THAT(Refuse({.process = nullptr, .address = "ipv4:10.0.0.1:5", .names = {}, .certificate = {}}),
+              HasSubstr("10.0.0.1"));
   // Nor do those for one reason hide those for another.
   EXPECT_THAT(Refuse(User(1), absl::InvalidArgumentError("odd")), HasSubstr("odd"));
   clock_.Advance(RefusalLog::kWindowMs);

@@ -199,3 +199,29 @@ def test_memory_that_goes_back_is_unlocked_before(daemon, gpu):
         assert pages.copy_in(pool, one, None) == []
         other[0].close()
         pages.leave()
+
+
+def test_a_slab_in_front_of_others_goes(daemon):
+    layout = kvpool.Layout([kvpool.LayerGroup(name="full", layers=[0], tokens_per_block=16)], block_bytes=64 << 10, encoding="opaque")
+
+    def open_session(model, **more):
+        return kvpool.Session(layout, model, socket=daemon.socket, device_uuids=["host"], magazine_blocks=0, **more)
+
+    with open_session("a model", give_back="any_time") as session:
+        blocks = session.lease(1000, timeout=30)  # All of the daemon's memory, which has 1,024 such.
+        assert session.mapped_ranges == [(0, session.mapped_blocks)]
+        end = session.mapped_blocks
+        held = max(blocks.refs, key=lambda ref: ref & 0xffffffff)
+        refs = blocks.detach()
+        session.release([ref for ref in refs if ref != held])
+        session.flush()
+        with open_session("another model", guaranteed_blocks=400):
+            (_, hole), (behind, last) = session.mapped_ranges
+            assert 0 < hole < behind <= held & 0xffffffff < last == session.mapped_blocks == end
+            assert session.capacity_blocks == hole + last - behind
+            # By call an engine says that it keeps to what is mapped; else it gets no space with a hole.
+            with open_session("a model", give_back="by_call", holes=True) as other:
+                assert other.mapped_ranges == session.mapped_ranges
+            with pytest.raises(kvpool.ResourceExhaustedError, match="takes no holes"):
+                open_session("a model", give_back="by_call")
+        session.release([held])
