@@ -174,7 +174,8 @@ absl::StatusOr<v1::CompactResult> LiveSequence::Compact(v1::Compact request, Dea
   RETURN_IF_ERROR(CheckSettled());
   if (request.heads() != v1::HEADS_ADA) {
     RETURN_IF_ERROR(CheckUnpadded());
-  } else if (!counts_.empty()) {
+  } else {
+    // Also where there are none: the caller's would be another sequence's.
     request.mutable_ada()->mutable_counts()->Assign(counts_.begin(), counts_.end());
     request.mutable_ada()->set_counted_tokens(counted_tokens_);
   }

@@ -230,19 +230,23 @@ absl::Status ShareKept(DeviceOperation* operation, const RowChoice& choice) {
   const uint32_t tokens = sequence.shape().tokens, rows = sequence.rows();
   const uint32_t heads = rows / sequence.shape().layers;
   const absl::Span<const scorers::IndexRange> padding(operation->padding);
-  const JoinedScores joined = Join(operation, {.tokens = true});
-  std::vector<std::vector<uint32_t>> kept;
+  // Where what is discarded is enough nothing was scored.
+  const bool scored = choice.count > 0;
+  const JoinedScores joined = scored ? Join(operation, {.tokens = true}) : JoinedScores();
+  std::vector<std::vector<uint32_t>> kept, victims(heads);
   for (uint32_t first = 0; first < rows; first += heads) {
-    ASSIGN_OR_RETURN(
-        const std::vector<std::vector<uint32_t>> victims,
-        scorers::SelectShared(joined.tokens.data() + size_t{first} * tokens,
-                              {.rows = heads,
-                               .count = choice.count,
-                               .safeguard = terms.least_share() == 0 ? kLeastShare : terms.least_share(),
-                               .most = operation->most_tokens,
-                               .discarded = choice.discarded,
-                               .absent = padding.empty() ? padding : padding.subspan(first, heads)},
-                              choice.marks));
+    if (scored) {
+      ASSIGN_OR_RETURN(
+          victims,
+          scorers::SelectShared(joined.tokens.data() + size_t{first} * tokens,
+                                {.rows = heads,
+                                 .count = choice.count,
+                                 .safeguard = terms.least_share() == 0 ? kLeastShare : terms.least_share(),
+                                 .most = operation->most_tokens,
+                                 .discarded = choice.discarded,
+                                 .absent = padding.empty() ? padding : padding.subspan(first, heads)},
+                                choice.marks));
+    }
     std::vector<uint8_t> leaves(tokens);
     for (uint32_t head = 0; head < heads; ++head) {
       std::fill(leaves.begin(), leaves.end(), 0);
@@ -334,6 +338,11 @@ absl::Status AnswerCompact(DeviceOperation* operation) {
   operation->settled = std::min(kept, leading * per_block);
   const uint32_t table = (kept + per_block - 1) / per_block;
   operation->destinations_used = table - leading;
+  if (operation->destinations_used > operation->destinations.size()) {
+    return absl::InternalError(absl::StrCat("compact: ", operation->destinations_used,
+                                            " blocks are needed, and ", operation->destinations.size(),
+                                            " were leased"));
+  }
   v1::CompactResult* result = operation->result.mutable_compact();
   for (uint32_t block = 0; block < leading; ++block) result->add_table(sequence.refs[block]);
   for (uint32_t i = 0; i < operation->destinations_used; ++i) {

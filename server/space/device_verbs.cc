@@ -419,7 +419,7 @@ absl::Status DeviceVerbs::PrepareCompact(Turn& turn, const v1::Compact& compact,
   }
   const bool is_ada = compact.heads() == v1::HEADS_ADA;
   RETURN_IF_ERROR(CheckNumbers("compact", uint64_t{kept} * rows + (merges || is_ada ? planes : 0)));
-  if (is_ada) RETURN_IF_ERROR(PrepareAda(compact, operation));
+  if (is_ada) RETURN_IF_ERROR(PrepareAda(compact, kept, operation));
   if (compact.has_low()) RETURN_IF_ERROR(PrepareLow(turn, compact, kept, operation));
   if (kept == shape.tokens) return absl::OkStatus();  // Nothing moves.
   const uint32_t per_block = shape.tokens_per_block;
@@ -427,13 +427,15 @@ absl::Status DeviceVerbs::PrepareCompact(Turn& turn, const v1::Compact& compact,
   return LeaseDestinations(turn, (length + per_block - 1) / per_block - settled / per_block, operation);
 }
 
-absl::Status DeviceVerbs::PrepareAda(const v1::Compact& compact, DeviceOperation* operation) const {
+absl::Status DeviceVerbs::PrepareAda(const v1::Compact& compact, uint32_t kept,
+                                     DeviceOperation* operation) const {
   const SequenceWork& work = operation->sequences[0];
   const scorers::KvShape& shape = work.shape();
   const v1::AdaTerms& ada = compact.ada();
   const uint64_t rows = work.rows();
   const uint32_t most = ada.most_tokens() == 0 ? 2 * compact.budget_tokens() : ada.most_tokens();
-  operation->most_tokens = std::min(most, shape.tokens);
+  // A policy may keep more than the budget: what is protected, or a part of a block.
+  operation->most_tokens = std::min(std::max(most, kept), shape.tokens);
   if (rows * operation->most_tokens > kMostPlaces) {
     return absl::InvalidArgumentError(absl::StrCat("compact.ada.most_tokens is ", most, ": ", rows,
                                                    " heads of at most ", operation->most_tokens,

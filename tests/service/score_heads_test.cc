@@ -308,6 +308,33 @@ TEST_F(HeadsTest, WhatIsDiscardedLeavesAndWhatIsProtectedStays) {
   }
 }
 
+// Then nothing is scored.
+TEST_F(HeadsTest, WhatIsDiscardedMayBeEnough) {
+  v1::Operation operation = AdaOp(9);
+  operation.mutable_compact()->set_keep_sources(true);
+  v1::TokenRange* const range = operation.mutable_compact()->add_discard();
+  range->set_begin(9);
+  range->set_end(tokens());
+  Tokens first(9);
+  for (uint32_t i = 0; i < 9; ++i) first[i] = i;
+  Expect(Compact(operation), Rows(kPlanes, first));
+}
+
+// A policy of whole blocks keeps the part of a block behind them, too: most_tokens is not below that.
+TEST_F(HeadsTest, APolicyMayKeepMoreThanTheBudget) {
+  v1::Operation operation = AdaOp(8);
+  v1::Compact* const compact = operation.mutable_compact();
+  compact->mutable_policy()->set_name("paged_eviction");
+  compact->mutable_ada()->set_most_tokens(8);
+  compact->set_keep_sources(true);
+  v1::TokenRange* const range = compact->add_protect();
+  range->set_begin(6);
+  range->set_end(6 + 8 + last_tokens_);
+  Tokens kept(8 + last_tokens_);
+  for (uint32_t i = 0; i < kept.size(); ++i) kept[i] = 6 + i;
+  Expect(Compact(operation), Rows(kPlanes, kept));
+}
+
 TEST_F(HeadsTest, ADeviceErrorGivesDestinationsBack) {
   const v1::CompactResult before = Compact(AdaOp(9));
   GoOn(before, 5);

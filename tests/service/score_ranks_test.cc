@@ -264,9 +264,9 @@ TEST_F(ScoreRanksTest, HeadsAreReducedBeforeLayersAreAndTokensAfterBoth) {
 }
 
 TEST_F(ScoreRanksTest, CompactGathersTheSameTokensOnEveryRank) {
-  for (const int i : {0, 1, 2, 3, 4, 5, 8}) {
+  for (const int i : {0, 1, 2, 3, 4, 5, 8, 11}) {
     const v1::Scope scope = std::array{v1::SCOPE_SEQUENCE, v1::SCOPE_LAYER, v1::SCOPE_HEAD}[i % 3];
-    const v1::Disposition disposition = i < 3 || i == 8 ? v1::DISPOSITION_DROP : v1::DISPOSITION_MERGE;
+    const v1::Disposition disposition = i < 3 || i >= 8 ? v1::DISPOSITION_DROP : v1::DISPOSITION_MERGE;
     v1::Operation whole = CompactOp(whole_blocks_, 9), ranked = CompactOp(ranked_blocks_, 9);
     for (v1::Operation* operation : {&whole, &ranked}) {
       v1::Compact* compact = operation->mutable_compact();
@@ -283,13 +283,21 @@ TEST_F(ScoreRanksTest, CompactGathersTheSameTokensOnEveryRank) {
           compact->mutable_ada()->add_counts(count);
         compact->mutable_ada()->set_counted_tokens(12);
       }
+      if (i == 11) {
+        // What is discarded is all that has to leave, and nothing is scored.
+        compact->set_heads(v1::HEADS_ADA);
+        compact->mutable_protection();
+        v1::TokenRange* const range = compact->add_discard();
+        range->set_begin(9);
+        range->set_end(kSequenceTokens);
+      }
     }
     const v1::CompactResult a = RunOk(whole_.get(), whole).compact();
     const v1::CompactResult b = RunOk(ranked_.get(), ranked).compact();
     ASSERT_EQ(a.table_size(), 3);
     ASSERT_EQ(b.table_size(), 3);
     EXPECT_EQ(Refs(a.counts().begin(), a.counts().end()), Refs(b.counts().begin(), b.counts().end()));
-    EXPECT_EQ(a.counts_size(), i == 8 ? kLayers * kAllHeads : 0);
+    EXPECT_EQ(a.counts_size(), i >= 8 ? kLayers * kAllHeads : 0);
     EXPECT_EQ(a.rows(), b.rows());
     EXPECT_EQ(Refs(a.kept_positions().begin(), a.kept_positions().end()),
               Refs(b.kept_positions().begin(), b.kept_positions().end()))

@@ -186,6 +186,10 @@ class KvPoolCache(Cache):
             raise ValueError(f"heads='ada' goes with scope='head' and disposition='drop': scope is '{scope}', disposition '{disposition}'")
         if heads != "ada" and (least_share is not None or most is not None):
             raise ValueError("least_share and most go with heads='ada'")
+        if least_share is not None and not 0 < least_share <= 1:
+            raise ValueError(f"least_share is {least_share}; must be above 0, and at most 1")
+        if most is not None and budget is not None and most < budget:
+            raise ValueError(f"most is {most}; must be at least the budget, {budget}")
         if merge_threshold is not None and disposition != "merge":
             raise ValueError("merge_threshold goes with disposition='merge'")
         if low_bits is not None and disposition != "low":
@@ -481,7 +485,10 @@ class KvPoolCache(Cache):
                 return
             asked: dict[str, Any] = {"budget_tokens": self._budget, "protection": self._protection, "timeout": self._timeout}
             if self._ada is not None:
-                kept = self._share(self._sequence.compact(scorer=self._scorer(lent), scope=self._scope, heads="ada", ada=self._ada, **asked))
+                compacted = self._sequence.compact(scorer=self._scorer(lent), scope=self._scope, heads="ada", ada=self._ada, **asked)
+                if not compacted.counts:  # The policy keeps all of so few tokens beyond the budget.
+                    return
+                kept = self._share(compacted)
             elif tokens > 1:
                 compacted = self._compact(lent, scorer=self._scorer(lent), scope=self._scope, **self._dispose, **asked)
                 self.folded += compacted.folded_tokens

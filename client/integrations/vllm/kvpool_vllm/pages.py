@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.kvpool")
 
+_LOCKED_TOGETHER = 256 << 20  # Bytes that are page-locked by one call: what goes back unlocks whole pieces, and no more than it has to.
 _UNDER_WAY = 64  # Blocks that are being copied before the sum of the first is taken.
 
 
@@ -215,9 +216,12 @@ class DevicePages:
             return
         self._locked_blocks = last
         stride = session.block_stride_bytes
+        piece = max(1, _LOCKED_TOGETHER // stride)
         try:
-            self._copier.register_host(session.base + first * stride, (last - first) * stride)
-            self._locked.append((first, last))
+            for begin in range(first, last, piece):
+                end = min(begin + piece, last)
+                self._copier.register_host(session.base + begin * stride, (end - begin) * stride)
+                self._locked.append((begin, end))
         except kvpool.KvpoolError as error:
             if not self._is_slow:
                 logger.warning("kvpoold's memory can't be page-locked, and copies are slower: %s", error)

@@ -12,6 +12,7 @@ import atexit
 import itertools
 import queue
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import kvpool
@@ -34,6 +35,7 @@ logger = init_logger("vllm.kvpool")
 
 _WORD = 8
 _JOIN_S = 5.0  # Longest wait for the daemon that the scheduler has just talked to.
+_AGAIN_S = 5.0  # After memory could not be given back; a daemon asks again for what it still wants.
 _LOOK_S = 0.05  # How often the thread looks whether slabs are asked back, while it has nothing to copy; who wants them waits for seconds.
 _IDLE_S = 0.005  # How long a step that computes nothing waits for a load: new requests wait as long.
 
@@ -63,6 +65,7 @@ class Transfer:
         self._under_way = 0  # Jobs that were not taken as done.
         self._changed = threading.Condition()
         self._member = threading.Lock()  # Held while the session is another, or gives memory back.
+        self._gives_from = 0.0
         self._done: list[tuple[Load | Copy, list[int], list[int]]] = []  # (job, its blocks that failed, refs that are damaged).
         self._copied: dict[int, int] = {}  # For the next report.
         self._not_copied: set[int] = set()
@@ -166,12 +169,13 @@ class Transfer:
     def _give_back(self) -> None:
         """REQUIRES: no copy is under way."""
         with self._member:
-            if self.session is None or self.session.slabs_asked_back == 0:
+            if self.session is None or self.session.slabs_asked_back == 0 or time.monotonic() < self._gives_from:
                 return
             try:
                 self.pages.leave_slabs(self.session)
             except kvpool.KvpoolError as error:  # The daemon goes on without them, and says who keeps them.
                 logger.error("memory is not given back: %s", error)
+                self._gives_from = time.monotonic() + _AGAIN_S
 
     def _finish(self, job: Load | Copy, failed: list[int], damaged: list[int]) -> None:
         with self._changed:
