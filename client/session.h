@@ -156,7 +156,7 @@ class Session {
   absl::Status FinishWarmup();
   // Unmaps the slabs that are asked back, and answers their bytes; see GiveBack::kByCall. The daemon may take its wish back, and
   // then there are none. On a GPU it waits for all work of this process that is queued there, if there are any.
-  // FAILED_PRECONDITION: a stream captures a graph, and they stay. REQUIRES: no work that is queued later, and no thread of this
+  // FAILED_PRECONDITION: a stream captures a graph, which is broken, and they stay. REQUIRES: no work that is queued later, and no thread of this
   // member, touches a block at or above capacity_blocks(), or with SessionOptions::holes one that it does not hold.
   absl::StatusOr<uint64_t> GiveBackSlabs();
 

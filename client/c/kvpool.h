@@ -139,8 +139,9 @@ uint32_t kvpool_max_blocks(const kvpool_session* session);
 /* Padding writes go there. 0 before warm-up is over. */
 kvpool_block kvpool_sink_block(const kvpool_session* session);
 int kvpool_finish_warmup(kvpool_session* session);
-/* Unmaps slabs that are asked back, and writes their bytes. No work of this member that is under way touches a block at or above
- * kvpool_capacity_blocks. `bytes` may be NULL. */
+/* Unmaps slabs that are asked back, and writes their bytes; on a GPU once all work of this process that is queued there is done.
+ * KVPOOL_FAILED_PRECONDITION: a stream captures a graph, which is broken, and they stay. No work that is queued later, and no
+ * thread of this member, touches a block at or above kvpool_capacity_blocks. `bytes` may be NULL. */
 int kvpool_give_back_slabs(kvpool_session* session, uint64_t* bytes);
 typedef struct {
   size_t struct_size; /* sizeof(kvpool_counters). */

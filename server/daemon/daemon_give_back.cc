@@ -76,13 +76,15 @@ std::vector<size_t> FullDevices(const Space& needy, const DeviceBudget& budget, 
 // What the block that would leave next saves, if it stays, for each of its bytes and each millisecond; none: there is no such
 // block, or the policy can't say.
 struct Worth {
+  std::string_view tenant;        // It lives as long as its space.
   double tokens = 0;              // Tokens that are not computed.
   std::optional<double> seconds;  // What they would take; none: engines have reported too little.
 
-  // In seconds, if both are known so.
+  // In seconds, if both are known so and of one tenant: they are what engines say.
   bool IsLess(const Worth& other, double times) const {
-    if (seconds.has_value() && other.seconds.has_value()) return times * *seconds <= *other.seconds;
-    return times * tokens <= other.tokens;
+    if (tenant == other.tenant && seconds.has_value() && other.seconds.has_value())
+      return times * *seconds < *other.seconds;
+    return times * tokens < other.tokens;
   }
 };
 
@@ -99,11 +101,14 @@ std::optional<Worth> WorthOfNext(const Space& space, uint64_t older_ms)
   const double chance = pool.reuse_share() /
                         static_cast<double>(std::max<uint64_t>(view->idle_ms + older_ms, 1)) /
                         static_cast<double>(space.facts.geometry.block_stride_bytes);
-  Worth worth{.tokens = chance * static_cast<double>(tokens), .seconds = std::nullopt};
+  Worth worth{
+      .tenant = space.facts.tenant, .tokens = chance * static_cast<double>(tokens), .seconds = std::nullopt};
   // It is as deep in a prompt as those that are asked for are on average.
   const PoolCounters& counters = pool.counters();
   const uint64_t before = counters.lookups == 0 ? 0 : counters.lookup_tokens / counters.lookups / 2;
-  if (const auto seconds = space.state.below.prefill.Saved(tokens, before)) worth.seconds = chance * *seconds;
+  // Times of short prompts may not depend on how many tokens there are.
+  const std::optional<double> seconds = space.state.below.prefill.Saved(tokens, before);
+  if (seconds.value_or(0) > 0) worth.seconds = chance * *seconds;
   return worth;
 }
 
@@ -286,10 +291,10 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, stea
       SpaceLock lock(*space);
       const class GiveBack& give_back = space->state.give_back;
       if (space->state.growth.closed()) continue;
-      if (give_back.under_way()) giving.push_back(space);
+      if (give_back.under_way() || give_back.destroying > 0) giving.push_back(space);
       const uint64_t slab_bytes = space->facts.geometry.slab_bytes;
       const uint32_t spare = give_back.spare_slabs(),
-                     leaving = space->state.growth.leaving().has_value() ? 1 : 0;
+                     leaving = (space->state.growth.leaving().has_value() ? 1 : 0) + give_back.destroying;
       // What it was asked for and has found a use for since does not come.
       const uint32_t pending = std::min(give_back.pending_slabs(), leaving + spare);
       possible.Add(space->facts, (leaving + spare) * slab_bytes);
@@ -327,7 +332,8 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, stea
       asked.insert(space);
       SpaceLock lock(*space);
       if (space->state.growth.closed()) continue;
-      if (!space->state.give_back.under_way()) giving.push_back(space);
+      if (!space->state.give_back.under_way() && space->state.give_back.destroying == 0)
+        giving.push_back(space);
       space->state.give_back.Ask(space->state.give_back.pending_slabs() + more,
                                  now + static_cast<uint64_t>(left.count()));
     }

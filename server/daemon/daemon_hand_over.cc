@@ -55,7 +55,12 @@ std::string Daemon::WhoCanNotComeBack() {
 std::vector<TableVersion> Daemon::KeptTables() const {
   std::vector<TableVersion> tables(1);
   for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
-    if (space->table != nullptr) tables.push_back(space->table->version());
+    if (space->table == nullptr) continue;
+    SpaceLock lock(*space);
+    // Where slabs lie is a thing of its own, which a program of before there were holes does not start with.
+    tables.push_back(space->state.give_back.keeps_places()
+                         ? TableVersion{.version = kFirstWithHoles, .oldest_reader = kFirstWithHoles}
+                         : space->table->version());
   }
   return tables;
 }

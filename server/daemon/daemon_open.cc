@@ -273,7 +273,8 @@ absl::Status Daemon::FillHoles(const std::shared_ptr<Space>& space, const std::a
   }
   while (true) {
     absl::Status made = absl::ResourceExhaustedError("others have yet to map or unmap a slab");
-    bool asks = false, leaving = false, fills = false;
+    bool asks = false, leaving = false, fills = false, complete = false;
+    uint64_t lacking = 0;  // Bytes on each rank.
     {
       Settlement settlement(*space);
       MutexLock growth(&space->growth_mu);
@@ -284,13 +285,18 @@ absl::Status Daemon::FillHoles(const std::shared_ptr<Space>& space, const std::a
         if (space->state.sessions.PutInOrder()) return absl::OkStatus();
         leaving = slabs.leaving().has_value();
         fills = !leaving && slabs.has_hole();
+        complete = slabs.complete();
+        lacking = uint64_t{slabs.hole_blocks()} * facts.geometry.block_stride_bytes;
       }
       if (fills) {
         const uint64_t closed = registry_->spaces_closed();
         made = space->MakeSlab(&settlement);
-        if (made.ok() || (absl::IsResourceExhausted(made) && MakeRoom(*space, closed))) continue;
+        if (made.ok()) continue;
         if (!absl::IsResourceExhausted(made)) return made;
-        asks = budget_->Room(facts.rank_devices, facts.tenant) < facts.geometry.unit_bytes;
+        // It may have no more blocks: others' memory would be of no use to it.
+        const uint64_t room = budget_->Room(facts.rank_devices, facts.tenant);
+        if (!complete && room < lacking && MakeRoom(*space, closed)) continue;
+        asks = !complete && room < lacking;
       }
     }
     if (given_up != nullptr && *given_up) {
@@ -298,7 +304,7 @@ absl::Status Daemon::FillHoles(const std::shared_ptr<Space>& space, const std::a
     }
     if (std::chrono::steady_clock::now() < deadline) {
       if (leaving && GiveBack(space.get())) continue;
-      if (asks && AskOthers(space, facts.geometry.unit_bytes, deadline, given_up, [] {})) continue;
+      if (asks && AskOthers(space, lacking, deadline, given_up, [] {})) continue;
       if (!asks && !fills) {
         std::this_thread::sleep_for(kLeavingPause);
         continue;

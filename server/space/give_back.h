@@ -96,9 +96,13 @@ class GiveBack {
   // `copied`: their bytes are there. REQUIRES: `copies` is what Step answered.
   // True: some have moved.
   bool OnCopied(Turn& turn, absl::Span<const Copy> copies, bool copied);
-  void OnDestroyed() { ++counters.slabs; }
+  void OnDestroyed() {
+    ++counters.slabs;
+    --destroying;
+  }
   // From now on the next daemon finds slabs where they are, though others were given back that lay in front of them. False: it
   // can't, and only the last slab may go.
+  bool keeps_places() const { return places_ == Places::kKept; }
   void OnPlaces(bool kept) { places_ = kept ? Places::kKept : Places::kNotKept; }
   // The space needs memory itself: what was withheld is put back, a slice at a time. True: there is more. REQUIRES: no slab
   // is leaving.
@@ -130,6 +134,7 @@ class GiveBack {
   uint32_t excess_slabs() const;
   // Openings that wait for the memory of others on behalf of this space: it gives none of its own.
   uint32_t asking = 0;
+  uint32_t destroying = 0;  // Slabs that are no member's any more, and whose memory is not free yet.
   // Members on their way in that take no holes: none comes about meanwhile.
   uint32_t rigid = 0;
   GiveBackCounters counters;
@@ -153,9 +158,9 @@ class GiveBack {
       return in_use != other.in_use ? in_use < other.in_use : cached < other.cached;
     }
   };
-  // Only the last slab may go.
+  // Only the last slab may go. Where there is no session nobody holds the last one, and who comes next may take no holes.
   bool last_alone() const {
-    return rigid > 0 || places_ == Places::kNotKept || !sessions_.RigidOne().empty();
+    return rigid > 0 || places_ == Places::kNotKept || sessions_.empty() || !sessions_.RigidOne().empty();
   }
   // Counts on, a slice at a time. True: it has counted all slabs.
   bool Look();

@@ -64,25 +64,42 @@ void Growth::set_limit(uint32_t blocks, uint64_t now) {
 }
 
 Growth::Place Growth::NextPlace() const {
-  Place place;
-  std::vector<uint32_t> taken;
-  for (const SlabRow& row : slabs_) taken.push_back(row.index);
-  std::sort(taken.begin(), taken.end());
-  for (const uint32_t index : taken) place.index += index == place.index ? 1 : 0;
-  uint32_t end = facts_.geometry.max_blocks;
-  for (const uint32_t at : by_block_) {
-    if (slabs_[at].first_block > place.first_block) {
-      end = slabs_[at].first_block;
-      break;
+  if (!gone_.empty()) return gone_.front();
+  if (slabs_.empty()) return {.room_blocks = facts_.geometry.max_blocks};
+  const SlabRow& last = slabs_[by_block_.back()];
+  return {.index = last.index + 1,
+          .first_block = last.end_block(),
+          .room_blocks = facts_.geometry.max_blocks - last.end_block()};
+}
+
+void Growth::ForgetBehindLast() {
+  const uint32_t end = by_block_.empty() ? 0 : slabs_[by_block_.back()].end_block();
+  std::erase_if(gone_, [end](const Place& place) { return place.first_block >= end; });
+}
+
+void Growth::FindGone() {
+  const uint32_t unit = facts_.geometry.blocks_in(facts_.geometry.unit_bytes);
+  for (size_t i = 1; i < by_block_.size(); ++i) {
+    const SlabRow& before = slabs_[by_block_[i - 1]];
+    const SlabRow& behind = slabs_[by_block_[i]];
+    if (behind.index <= before.index + 1) continue;
+    // Nobody knows any more how many blocks each had: whole units, and none more than the largest slab.
+    const uint32_t count = behind.index - before.index - 1,
+                   units = (behind.first_block - before.end_block()) / unit;
+    uint32_t first = before.end_block();
+    for (uint32_t k = 0; k < count; ++k) {
+      const uint32_t blocks = (units / count + (k < units % count ? 1 : 0)) * unit;
+      if (blocks == 0) break;
+      gone_.push_back(
+          {.index = before.index + 1 + k, .first_block = first, .room_blocks = blocks, .whole = true});
+      first += blocks;
     }
-    place.first_block = slabs_[at].end_block();
   }
-  place.room_blocks = end - place.first_block;
-  return place;
 }
 
 void Growth::Add(SlabRow row, uint64_t now) {
   row.made_ms = now;
+  std::erase_if(gone_, [&row](const Place& place) { return place.index == row.index; });
   slabs_.push_back(std::move(row));
   Reindex();
   growing_ = true;
@@ -137,6 +154,7 @@ void Growth::EnterNext(uint64_t now) {
 
 void Growth::Adopt(std::vector<SlabRow> rows, uint64_t now) {
   for (SlabRow& row : rows) Add(std::move(row), now);
+  FindGone();
   entered_ = static_cast<uint32_t>(slabs_.size());
   SetWatermarks();
 }
@@ -176,6 +194,12 @@ uint32_t Growth::Leave(BlockRange blocks, uint64_t now) {
 SlabRow Growth::TakeLeft() {
   SlabRow row = *std::move(leaving_);
   leaving_.reset();
+  const Place place = {
+      .index = row.index, .first_block = row.first_block, .room_blocks = row.block_count, .whole = true};
+  gone_.insert(std::lower_bound(gone_.begin(), gone_.end(), place,
+                                [](const Place& a, const Place& b) { return a.index < b.index; }),
+               place);
+  ForgetBehindLast();
   return row;
 }
 

@@ -99,9 +99,11 @@ class Growth {
   // So many without the null block; UINT32_MAX: as many as there is room for.
   void set_limit(uint32_t blocks, uint64_t now);
 
-  // Where the next slab goes, and how many blocks there is room for: the lowest hole comes first. REQUIRES: !complete().
+  // Where the next slab goes, and how many blocks there is room for. What was given back comes first, the lowest one, and is made
+  // anew as it was: so slabs without a hole are always those from 0 on, in the order of their blocks. REQUIRES: !complete().
   struct Place {
     uint32_t index = 0, first_block = 0, room_blocks = 0;
+    bool whole = false;  // It was given back: it has all of these blocks again.
   };
   Place NextPlace() const;
   // Its place is the next one, or that which it had before.
@@ -118,10 +120,11 @@ class Growth {
   std::vector<SlabRow> TakeSlabs();
 
   // ---- Giving back (give_back.h)
-  // Some blocks between those of slabs are in none.
-  bool has_hole() const {
-    return !by_block_.empty() && slabs_[by_block_.back()].end_block() != made_blocks();
+  uint32_t hole_blocks() const {
+    return by_block_.empty() ? 0 : slabs_[by_block_.back()].end_block() - made_blocks();
   }
+  // Some blocks between those of slabs are in none.
+  bool has_hole() const { return hole_blocks() > 0; }
   // Slabs have the numbers from 0 on, in the order in which they were made and in that of their blocks, and there is no hole; a
   // slab that is leaving was behind them.
   bool in_order() const;
@@ -184,6 +187,10 @@ class Growth {
   uint32_t spare_blocks() const;
   size_t in_flight() const { return slabs_.size() - entered_; }
   // What follows from slabs_.
+  // What was given back behind the last slab there is leaves no hole.
+  void ForgetBehindLast();
+  // Fills gone_ from the holes of an earlier daemon.
+  void FindGone();
   void Reindex();
 
   const SpaceFacts& facts_;
@@ -192,6 +199,7 @@ class Growth {
   std::vector<uint32_t> blocks_of_;    // Blocks of the slabs up to each of these,
   std::vector<uint32_t> lowest_from_;  // and the lowest block from each on.
   std::vector<uint32_t> by_block_;     // Their places there, in the order of their blocks.
+  std::vector<Place> gone_;            // Slabs that were given back in front of others, in order.
   std::optional<SlabRow> leaving_;
   uint32_t entered_ = 0;
   uint32_t limit_blocks_ = UINT32_MAX;

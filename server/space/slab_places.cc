@@ -24,6 +24,7 @@ absl::StatusOr<std::unique_ptr<SlabPlaces>> SlabPlaces::Make(uint32_t slabs) {
       SharedMemory::Make("kvpool-places", sizeof(PlacesHeader) + uint64_t{slabs} * sizeof(uint32_t)));
   PlacesHeader header{.magic = {}, .slabs = slabs, .unused = 0};
   std::memcpy(header.magic, kPlacesMagic, sizeof(kPlacesMagic));
+  std::memset(memory.data(), 0, memory.bytes());  // Its pages come now, and not when a slab is made.
   std::memcpy(memory.data(), &header, sizeof(header));
   return std::unique_ptr<SlabPlaces>(new SlabPlaces(std::move(memory)));
 }

@@ -255,12 +255,18 @@ absl::Status Space::MakeSlab(Settlement* settlement) {
     }
     made = growth.made_blocks();
     place = growth.NextPlace();
-    left_bytes =
-        uint64_t{std::min(growth.max_blocks() - made, place.room_blocks)} * geometry.block_stride_bytes;
+    const uint32_t most = growth.max_blocks() - made;
+    if (place.whole && place.room_blocks > most) {
+      growth.set_may_grow(false);
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "space ", facts.id, " may have ", most, " more blocks, and the slab that it gave back from block ",
+          place.first_block, " on has ", place.room_blocks));
+    }
+    left_bytes = uint64_t{std::min(most, place.room_blocks)} * geometry.block_stride_bytes;
   }
   const DeviceBudget::Want want{.tenant = facts.tenant,
                                 .bytes = std::min(geometry.slab_bytes, left_bytes),
-                                .unit = geometry.unit_bytes};
+                                .unit = place.whole ? left_bytes : geometry.unit_bytes};
   const absl::StatusOr<uint64_t> bytes = budget_->Take(facts.rank_devices, want);
   absl::StatusOr<SlabRow> row = bytes.ok() ? MakeRow(place, *bytes) : bytes.status();
   if (!row.ok()) {
@@ -321,7 +327,10 @@ GiveBack::Next Space::GiveBackStep(Settlement* settlement) {
     std::vector<Eviction> evictions;
     next = state.give_back.Step(turn, &copies, &evictions);
     state.Observe(evictions);
-    if (next == GiveBack::Next::kDestroy) row = state.growth.TakeLeft();
+    if (next == GiveBack::Next::kDestroy) {
+      row = state.growth.TakeLeft();
+      ++state.give_back.destroying;
+    }
   }
   if (next == GiveBack::Next::kPlaces) {
     const absl::Status kept = KeepPlaces();

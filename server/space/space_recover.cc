@@ -100,8 +100,8 @@ RecoveredPool Space::Recover(Inheritance inheritance, std::vector<std::shared_pt
   uint64_t bytes = 0;
   std::vector<BlockRange> there;
   for (const SlabRow& row : inheritance.rows) {
-    // The null block is no part of the pool's capacity.
-    there.push_back({std::max(1u, row.first_block), row.end_block()});
+    // The null block is no part of the pool's capacity, and may be all of the first slab.
+    if (row.end_block() > 1) there.push_back({std::max(1u, row.first_block), row.end_block()});
     bytes += row.bytes;
   }
   std::sort(there.begin(), there.end(),

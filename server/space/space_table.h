@@ -27,9 +27,11 @@
 namespace kvpool {
 
 // It counts up with every change of what is kept, the pool's table and members' logs included.
-inline constexpr uint32_t kSpaceTableVersion = 7;
+inline constexpr uint32_t kSpaceTableVersion = 8;
 // The oldest that is read, and the oldest that reads this one.
-inline constexpr uint32_t kOldestTableRead = 6, kOldestTableReader = 6;
+inline constexpr uint32_t kOldestTableRead = 6, kOldestTableReader = 7;
+// From this one on a space may have holes, which those before do not start with (slab_places.h).
+inline constexpr uint32_t kFirstWithHoles = 8;
 
 // Whether a build of version `own`, which reads versions from `oldest_read` on, reads what one of version `kept` has written,
 // which says that versions from `oldest_reader` on can.

@@ -296,7 +296,7 @@ TEST_F(UpgradeTest, AProgramOfAnotherVersionIsRefusedAndBothAreNamedUnlessItStar
     std::ofstream(path, std::ios::binary | std::ios::trunc) << program;
   };
   // The one before may be able to: what is kept says from which version on.
-  write(kOldestTableReader - 1, 0);
+  write(kOldestTableReader - 1, kOldestTableReader - 1);
   EXPECT_THAT(RefusalOf(path), HasSubstr(absl::StrCat("reads versions ", kOldestTableReader - 1, " to ",
                                                       kOldestTableReader - 1, " of the state")));
   write(kSpaceTableVersion + 1, kSpaceTableVersion + 1);

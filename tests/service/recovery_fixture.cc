@@ -123,7 +123,7 @@ v1::OpenSession RecoveryTest::Request() const {
   v1::OpenSession request;
   v1::LayerGroup* group = request.mutable_layout()->add_groups();
   request.mutable_layout()->set_encoding(v1::ENCODING_OPAQUE);
-  request.mutable_layout()->set_block_bytes(4096);
+  request.mutable_layout()->set_block_bytes(block_bytes_);
   group->set_name("full");
   group->add_layers(0);
   group->set_tokens_per_block(16);

@@ -100,6 +100,7 @@ class RecoveryTest : public testing::Test {
   bool strided_ = false;                           // Blocks hold K and V, which a device can read.
   bool gives_back_ = false, takes_holes_ = false;  // Engines that open from now on do.
   uint32_t guaranteed_ = 0;
+  uint64_t block_bytes_ = 4096;
 };
 
 }  // namespace kvpool

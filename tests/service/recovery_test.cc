@@ -155,7 +155,7 @@ TEST_F(OtherVersionTest, OneWithoutRoomForSumsSaysThatTheyAreForgotten) {
   EXPECT_FALSE(RecoveredSpace().forgets_sums());
   daemon_->VerifyOnce(0);
   End();
-  VisitTable(keeper_, [](OtherTable table) { table.Become(kSpaceTableVersion - 1, kSpaceTableVersion - 1); });
+  VisitTable(keeper_, [](OtherTable table) { table.Become(kOldestTableRead, kOldestTableRead); });
   testing::internal::CaptureStderr();
   ASSERT_TRUE(Start().ok());
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("sums of content end with this daemon"));
@@ -428,6 +428,31 @@ TEST_F(RecoveryTest, WhatWasGivenBackIsGoneAndWhatMovedIsFound) {
   const auto third = Open(three.credentials());
   ASSERT_NE(third, nullptr) << opened_;
   EXPECT_GT(third->opened.session(), second->opened.session()) << "the daemon's own holds are no session's";
+}
+
+TEST_F(RecoveryTest, TheFirstSlabMayBeTheNullBlockAlone) {
+  options_.slab_bytes = block_bytes_ = 64 << 10;
+  ASSERT_TRUE(Start().ok());
+  Sleeper process;
+  auto engine = Open(process.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  std::vector<uint64_t> blocks;
+  for (int i = 0; i < 20 && blocks.size() < 3; ++i) {
+    const v1::LeaseResult lease = engine->LeaseAsked(3 - static_cast<uint32_t>(blocks.size()), 1);
+    blocks.insert(blocks.end(), lease.blocks().begin(), lease.blocks().end());
+    engine->MapSlabs();
+    daemon_->HousekeepOnce();
+  }
+  ASSERT_EQ(blocks.size(), 3u);
+  engine->Seal(blocks, Keys("k", 3));
+  engine->Release(blocks);
+  const uint64_t capacity = Blocks().capacity();
+  engine.reset();
+  for (int round = 0; round < 2; ++round) {
+    ASSERT_TRUE(Start().ok());
+    EXPECT_EQ(Blocks().cached(), 3u);
+    EXPECT_EQ(Blocks().capacity(), capacity);
+  }
 }
 
 TEST_F(RecoveryTest, HolesOutliveTheDaemonAndOldRefsStayOld) {

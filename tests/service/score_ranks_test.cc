@@ -286,6 +286,7 @@ TEST_F(ScoreRanksTest, CompactGathersTheSameTokensOnEveryRank) {
       if (i == 11) {
         // What is discarded is all that has to leave, and nothing is scored.
         compact->set_heads(v1::HEADS_ADA);
+        compact->mutable_ada()->set_most_tokens(12);
         compact->mutable_protection();
         v1::TokenRange* const range = compact->add_discard();
         range->set_begin(9);

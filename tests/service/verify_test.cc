@@ -302,7 +302,7 @@ TEST_F(VerifyTest, WhatIsWrongAndHeldIsItsHoldersAlone) {
 TEST_F(VerifyTest, WhatIsWrongStaysSoWhereNoSumSaysIt) {
   ASSERT_NO_FATAL_FAILURE(StartAndOpen());
   End();
-  VisitTable(keeper_, [](OtherTable table) { table.Become(kSpaceTableVersion - 1, kSpaceTableVersion - 1); });
+  VisitTable(keeper_, [](OtherTable table) { table.Become(kOldestTableRead, kOldestTableRead); });
   const UniqueFd memory = Memory();
   options_.verify_sample_bytes = 1 << 20;
   ComeBackToTheNext();

@@ -281,7 +281,8 @@ void BindMemory(SessionClass& session) {
           "Unmaps the slabs that the daemon has asked back of a session opened with give_back=\"by_call\", "
           "and\n"
           "returns their bytes; on a GPU, once all that this process has queued there is done.\n"
-          "FailedPreconditionError: a stream captures a graph, and they stay. What is queued later touches\n"
+          "FailedPreconditionError: a stream captures a graph, which is broken; they stay. What is queued "
+          "later touches\n"
           "no block at or above capacity_blocks, or with holes=True none that it does not hold.");
 }
 
