@@ -52,8 +52,8 @@ class DeviceContract : public TestDeviceTest {
     EXPECT_TRUE(member.ok()) << member.status();
     return member.ok() ? std::move(*member) : nullptr;
   }
-  static std::unique_ptr<Peer> StartPeer() {
-    absl::StatusOr<std::unique_ptr<Peer>> peer = Peer::Start();
+  static std::unique_ptr<DevicePeer> StartPeer() {
+    absl::StatusOr<std::unique_ptr<DevicePeer>> peer = DevicePeer::Start();
     EXPECT_TRUE(peer.ok()) << peer.status();
     return peer.ok() ? std::move(*peer) : nullptr;
   }
@@ -141,7 +141,7 @@ TEST_F(DeviceContract, OutOfMemorySaysHowMuchWasAskedAndHowMuchIsFree) {
 TEST_F(DeviceContract, MemberInAnotherProcessSeesTheSameBytesAtTheSameOffset) {
   const std::unique_ptr<Slab> first = MakeSlab(2 * granule_);
   const std::unique_ptr<Slab> second = MakeSlab(granule_);
-  const std::unique_ptr<Peer> peer = StartPeer();
+  const std::unique_ptr<DevicePeer> peer = StartPeer();
   ASSERT_TRUE(peer->Reserve({.reserve_bytes = 8 * granule_}).ok());
   ASSERT_TRUE(peer->Map(Export(*first), 0, 2 * granule_).ok());
   ASSERT_TRUE(peer->Map(Export(*second), 2 * granule_, granule_).ok());
@@ -158,9 +158,9 @@ TEST_F(DeviceContract, MemberInAnotherProcessSeesTheSameBytesAtTheSameOffset) {
 
 TEST_F(DeviceContract, TwoMembersShareWithoutTheOwnerTouchingAnything) {
   const std::unique_ptr<Slab> slab = MakeSlab(granule_);
-  const std::unique_ptr<Peer> writer = StartPeer();
-  const std::unique_ptr<Peer> reader = StartPeer();
-  for (Peer* peer : {writer.get(), reader.get()}) {
+  const std::unique_ptr<DevicePeer> writer = StartPeer();
+  const std::unique_ptr<DevicePeer> reader = StartPeer();
+  for (DevicePeer* peer : {writer.get(), reader.get()}) {
     ASSERT_TRUE(peer->Reserve({.reserve_bytes = granule_}).ok());
     ASSERT_TRUE(peer->Map(Export(*slab), 0, granule_).ok());
   }
@@ -169,7 +169,7 @@ TEST_F(DeviceContract, TwoMembersShareWithoutTheOwnerTouchingAnything) {
 }
 
 TEST_F(DeviceContract, MemoryOutlivesTheProcessThatMadeIt) {
-  const std::unique_ptr<Peer> owner = StartPeer();
+  const std::unique_ptr<DevicePeer> owner = StartPeer();
   absl::StatusOr<UniqueFd> fd = owner->MakeSlab(granule_);
   ASSERT_TRUE(fd.ok()) << fd.status();
   ASSERT_TRUE(owner->Write(64, kWord).ok());
@@ -182,7 +182,7 @@ TEST_F(DeviceContract, MemoryOutlivesTheProcessThatMadeIt) {
 }
 
 TEST_F(DeviceContract, AnOpenFdAloneHoldsTheMemory) {
-  const std::unique_ptr<Peer> owner = StartPeer();
+  const std::unique_ptr<DevicePeer> owner = StartPeer();
   absl::StatusOr<UniqueFd> fd = owner->MakeSlab(granule_);
   ASSERT_TRUE(fd.ok()) << fd.status();
   ASSERT_TRUE(owner->Write(64, kWord).ok());
@@ -193,7 +193,7 @@ TEST_F(DeviceContract, AnOpenFdAloneHoldsTheMemory) {
 }
 
 TEST_F(DeviceContract, ASlabOfAProcessThatHasEndedIsAdoptedAndHandedOverAgain) {
-  const std::unique_ptr<Peer> owner = StartPeer();
+  const std::unique_ptr<DevicePeer> owner = StartPeer();
   absl::StatusOr<UniqueFd> fd = owner->MakeSlab(granule_);
   ASSERT_TRUE(fd.ok()) << fd.status();
   ASSERT_TRUE(owner->Write(64, kWord).ok());
@@ -223,7 +223,7 @@ TEST_F(DeviceContract, WhatIsNoSlabOfThatSizeIsNotAdopted) {
 
 TEST_F(DeviceContract, TheOwnerDoesNotNoticeAMembersDeath) {
   const std::unique_ptr<Slab> slab = MakeSlab(granule_);
-  const std::unique_ptr<Peer> member = StartPeer();
+  const std::unique_ptr<DevicePeer> member = StartPeer();
   ASSERT_TRUE(member->Reserve({.reserve_bytes = granule_}).ok());
   ASSERT_TRUE(member->Map(Export(*slab), 0, granule_).ok());
   ASSERT_TRUE(member->Write(128, kWord).ok());
@@ -348,7 +348,7 @@ TEST_F(DeviceContract, WarmupWritesNeverReachTheSlabs) {
 }
 
 TEST_F(DeviceContract, SlabsHeldBackDuringWarmupOutliveTheirOwner) {
-  const std::unique_ptr<Peer> owner = StartPeer();
+  const std::unique_ptr<DevicePeer> owner = StartPeer();
   absl::StatusOr<UniqueFd> fd = owner->MakeSlab(granule_);
   ASSERT_TRUE(fd.ok()) << fd.status();
   ASSERT_TRUE(owner->Write(8, kWord).ok());
@@ -523,7 +523,7 @@ TEST_F(DeviceContract, IpcHandleOpensTheWholeSpace) {
   ExpectStatus((*slab)->Export().status(), absl::StatusCode::kFailedPrecondition, "IPC");
   const absl::StatusOr<IpcHandle> handle = (*slab)->ipc_handle();
   ASSERT_TRUE(handle.ok()) << handle.status();
-  const std::unique_ptr<Peer> peer = StartPeer();
+  const std::unique_ptr<DevicePeer> peer = StartPeer();
   ASSERT_TRUE(peer->Reserve({.reserve_bytes = 2 * granule_}).ok());
   const absl::Status mapped = peer->MapIpc(*handle, 2 * granule_);
   ASSERT_TRUE(mapped.ok()) << mapped;
@@ -535,7 +535,7 @@ TEST_F(DeviceContract, IpcHandleOpensTheWholeSpace) {
 
 TEST_F(DeviceContract, OnlySlabsOfOneKindInOneSpace) {
   if (!test_device_->makes_ipc_slabs()) GTEST_SKIP() << "this device has no IPC slabs";
-  const std::unique_ptr<Peer> owner = StartPeer();
+  const std::unique_ptr<DevicePeer> owner = StartPeer();
   const absl::StatusOr<IpcHandle> handle = owner->MakeIpcSlab(granule_);
   ASSERT_TRUE(handle.ok()) << handle.status();
   const std::unique_ptr<Slab> slab = MakeSlab(granule_);
@@ -591,7 +591,7 @@ TEST_F(DeviceContract, ManySlabsLeaveNothingBehind) {
 }
 
 TEST_F(DeviceContract, MembersHoldNoFdsOfMappedSlabs) {
-  const std::unique_ptr<Peer> peer = StartPeer();
+  const std::unique_ptr<DevicePeer> peer = StartPeer();
   ASSERT_TRUE(peer->Reserve({.reserve_bytes = 4 * granule_}).ok());
   const uint64_t fds_before = peer->OpenFds().value();
   for (size_t i = 0; i < 4; ++i) {

@@ -53,7 +53,7 @@ absl::Status ReceivePacket(int socket, void* data, size_t bytes, UniqueFd* fd) {
   return absl::InternalError(absl::StrCat("a packet of ", got, " bytes, ", bytes, " expected"));
 }
 
-absl::StatusOr<std::unique_ptr<Peer>> Peer::Start() {
+absl::StatusOr<std::unique_ptr<DevicePeer>> DevicePeer::Start() {
   const std::string binary = std::filesystem::read_symlink("/proc/self/exe").replace_filename("device_peer");
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
@@ -73,21 +73,21 @@ absl::StatusOr<std::unique_ptr<Peer>> Peer::Start() {
     ::execl(binary.c_str(), binary.c_str(), nullptr);
     ::_exit(127);
   }
-  return std::unique_ptr<Peer>(new Peer(pid, std::move(ours)));
+  return std::unique_ptr<DevicePeer>(new DevicePeer(pid, std::move(ours)));
 }
 
-Peer::~Peer() {
+DevicePeer::~DevicePeer() {
   if (pid_ > 0) Kill();
 }
 
-void Peer::Kill() {
+void DevicePeer::Kill() {
   ::kill(pid_, SIGKILL);
   while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
   }
   pid_ = -1;
 }
 
-absl::StatusOr<PeerAnswer> Peer::Ask(const PeerRequest& request, int fd, UniqueFd* answer_fd) {
+absl::StatusOr<PeerAnswer> DevicePeer::Ask(const PeerRequest& request, int fd, UniqueFd* answer_fd) {
   RETURN_IF_ERROR(SendPacket(socket_.get(), &request, sizeof request, fd));
   PeerAnswer answer;
   UniqueFd unwanted;
@@ -97,7 +97,7 @@ absl::StatusOr<PeerAnswer> Peer::Ask(const PeerRequest& request, int fd, UniqueF
   return absl::Status(static_cast<absl::StatusCode>(answer.code), answer.message);
 }
 
-absl::Status Peer::Reserve(const MemberMemoryOptions& options) {
+absl::Status DevicePeer::Reserve(const MemberMemoryOptions& options) {
   return Ask({.op = PeerRequest::Op::kReserve,
               .warmup_scratch = options.warmup_scratch,
               .offset_bytes = options.scratch_bytes,
@@ -105,38 +105,38 @@ absl::Status Peer::Reserve(const MemberMemoryOptions& options) {
       .status();
 }
 
-absl::Status Peer::Map(UniqueFd fd, size_t offset_bytes, size_t bytes) {
+absl::Status DevicePeer::Map(UniqueFd fd, size_t offset_bytes, size_t bytes) {
   return Ask({.op = PeerRequest::Op::kMap, .offset_bytes = offset_bytes, .bytes = bytes}, fd.get()).status();
 }
 
-absl::Status Peer::MapIpc(const IpcHandle& handle, size_t bytes) {
+absl::Status DevicePeer::MapIpc(const IpcHandle& handle, size_t bytes) {
   return Ask({.op = PeerRequest::Op::kMapIpc, .bytes = bytes, .handle = handle}).status();
 }
 
-absl::Status Peer::FinishWarmup() { return Ask({.op = PeerRequest::Op::kFinishWarmup}).status(); }
+absl::Status DevicePeer::FinishWarmup() { return Ask({.op = PeerRequest::Op::kFinishWarmup}).status(); }
 
-absl::StatusOr<uint64_t> Peer::Read(size_t offset_bytes) {
+absl::StatusOr<uint64_t> DevicePeer::Read(size_t offset_bytes) {
   ASSIGN_OR_RETURN(const PeerAnswer answer,
                    Ask({.op = PeerRequest::Op::kRead, .offset_bytes = offset_bytes}));
   return answer.word;
 }
 
-absl::Status Peer::Write(size_t offset_bytes, uint64_t word) {
+absl::Status DevicePeer::Write(size_t offset_bytes, uint64_t word) {
   return Ask({.op = PeerRequest::Op::kWrite, .offset_bytes = offset_bytes, .word = word}).status();
 }
 
-absl::StatusOr<UniqueFd> Peer::MakeSlab(size_t bytes) {
+absl::StatusOr<UniqueFd> DevicePeer::MakeSlab(size_t bytes) {
   UniqueFd fd;
   RETURN_IF_ERROR(Ask({.op = PeerRequest::Op::kMakeSlab, .bytes = bytes}, -1, &fd).status());
   return fd;
 }
 
-absl::StatusOr<IpcHandle> Peer::MakeIpcSlab(size_t bytes) {
+absl::StatusOr<IpcHandle> DevicePeer::MakeIpcSlab(size_t bytes) {
   ASSIGN_OR_RETURN(const PeerAnswer answer, Ask({.op = PeerRequest::Op::kMakeIpcSlab, .bytes = bytes}));
   return answer.handle;
 }
 
-absl::StatusOr<uint64_t> Peer::OpenFds() {
+absl::StatusOr<uint64_t> DevicePeer::OpenFds() {
   ASSIGN_OR_RETURN(const PeerAnswer answer, Ask({.op = PeerRequest::Op::kOpenFds}));
   return answer.word;
 }

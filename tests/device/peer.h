@@ -46,11 +46,11 @@ struct PeerAnswer {
   IpcHandle handle;
 };
 
-class Peer {
+class DevicePeer {
  public:
   // Starts the `device_peer` that lies beside this test's binary, with the end of a socket pair as its fd 3.
-  static absl::StatusOr<std::unique_ptr<Peer>> Start();
-  ~Peer();
+  static absl::StatusOr<std::unique_ptr<DevicePeer>> Start();
+  ~DevicePeer();
 
   absl::Status Reserve(const MemberMemoryOptions& options);
   absl::Status Map(UniqueFd fd, size_t offset_bytes, size_t bytes);
@@ -67,7 +67,7 @@ class Peer {
   void Kill();
 
  private:
-  Peer(pid_t pid, UniqueFd socket) : pid_(pid), socket_(std::move(socket)) {}
+  DevicePeer(pid_t pid, UniqueFd socket) : pid_(pid), socket_(std::move(socket)) {}
   absl::StatusOr<PeerAnswer> Ask(const PeerRequest& request, int fd = -1, UniqueFd* answer_fd = nullptr);
 
   pid_t pid_;
