@@ -120,11 +120,12 @@ class Growth {
   std::vector<SlabRow> TakeSlabs();
 
   // ---- Giving back (give_back.h)
+  // So many blocks between those of slabs are in none.
   uint32_t hole_blocks() const {
     return by_block_.empty() ? 0 : slabs_[by_block_.back()].end_block() - made_blocks();
   }
-  // Some blocks between those of slabs are in none.
-  bool has_hole() const { return hole_blocks() > 0; }
+  // The next slab fills a hole, or a part of one.
+  bool has_hole() const { return !gone_.empty(); }
   // Slabs have the numbers from 0 on, in the order in which they were made and in that of their blocks, and there is no hole; a
   // slab that is leaving was behind them.
   bool in_order() const;
@@ -187,11 +188,11 @@ class Growth {
   uint32_t spare_blocks() const;
   size_t in_flight() const { return slabs_.size() - entered_; }
   // What follows from slabs_.
+  void Reindex();
   // What was given back behind the last slab there is leaves no hole.
   void ForgetBehindLast();
   // Fills gone_ from the holes of an earlier daemon.
   void FindGone();
-  void Reindex();
 
   const SpaceFacts& facts_;
   BlockPool& pool_;
