@@ -26,6 +26,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/support/attach_socket.h"
 #include "proto/support/mutex.h"
+#include "tests/support/send_signal.h"
 
 namespace kvpool {
 namespace {
@@ -475,7 +476,7 @@ TEST_F(AttachServerTest, AStoppedProcessIsNotDead) {
   Start();
   Child child([this] { Attach().Release(); });
   recorder_.Bind(1);
-  kill(child.pid(), SIGSTOP);
+  StopProcess(child.pid());
   UniqueFd other = Attach();  // The server goes on.
   EXPECT_EQ(recorder_.Count("hangup 1"), 0);
   EXPECT_EQ(recorder_.Count("dead 1"), 0);

@@ -40,6 +40,7 @@
 #include "proto/support/unique_fd.h"
 #include "server/keeper/keeper_frames.h"
 #include "tests/client/session_fixture.h"
+#include "tests/support/send_signal.h"
 
 namespace kvpool {
 namespace {
@@ -379,7 +380,7 @@ TEST_F(KeeperTest, MatchesThatWaitForOthersFindNothingOnceTheDaemonIsGone) {
   const std::vector<PrefixKey> keys = KeysOf(*session, 1, 8);
   const pid_t daemon = PidIn(daemon_->directory());
   daemon_->Kill();  // Nobody comes back.
-  ASSERT_EQ(kill(daemon, SIGSTOP), 0);
+  StopProcess(daemon);
   std::vector<PendingMatch> pending;
   // Each has time to become a batch of its own: as many as may be unanswered, and others wait behind them.
   for (int i = 0; i < 32; ++i) {
@@ -869,9 +870,7 @@ class AnotherKeeper {
   }
   ~AnotherKeeper() {
     if (pid_ <= 0) return;
-    kill(pid_, SIGSTOP);
-    siginfo_t stopped;
-    waitid(P_PID, static_cast<id_t>(pid_), &stopped, WSTOPPED | WEXITED | WNOWAIT);
+    StopProcess(pid_);
     std::ifstream children(absl::StrCat("/proc/", pid_, "/task/", pid_, "/children"));
     for (pid_t child; children >> child;) kill(child, SIGKILL);
     End(SIGKILL);
@@ -950,7 +949,7 @@ TEST_F(KeeperTest, AKeeperTellsADaemonThatItHasNotStartedToEnd) {
 TEST_F(KeeperTest, AKeeperThatIsToldToEndWhileItWaitsEndsTheDaemonThatComes) {
   StartWithKeeper();
   const pid_t daemon = PidIn(daemon_->directory());
-  ASSERT_EQ(kill(daemon, SIGSTOP), 0);
+  StopProcess(daemon);
   daemon_->Kill();
   AnotherKeeper keeper(daemon_->directory());
   daemon_->AwaitInLog("waiting for the daemon that serves");
@@ -974,7 +973,7 @@ TEST_F(KeeperTest, ADaemonWhoseSocketWasRemovedIsWaitedForByItsLocks) {
 TEST_F(KeeperTest, ADaemonThatHangsInItsEndIsKilled) {
   StartWithKeeper("32MiB", {"--tier-flush=0s"});
   const pid_t daemon = PidIn(daemon_->directory());
-  ASSERT_EQ(kill(daemon, SIGSTOP), 0);
+  StopProcess(daemon);
   EXPECT_EQ(daemon_->Stop(), 128 + SIGKILL);
   EXPECT_THAT(daemon_->Log(), HasSubstr("daemon killed"));
   EXPECT_NE(kill(daemon, 0), 0);
@@ -997,7 +996,7 @@ TEST_F(KeeperTest, ADaemonThatComesBackToItsKeeperHasServed) {
   EXPECT_THAT(daemon_->AwaitInLog("keeper lost"), HasSubstr("keeper lost"));
   for (const Deadline deadline = Soon(); SocketsAt(daemon_->directory() + "/keeper.sock") < 2;)
     ASSERT_LT(std::chrono::steady_clock::now(), deadline);
-  ASSERT_EQ(kill(daemon, SIGSTOP), 0);
+  StopProcess(daemon);
   daemon_->Signal(SIGCONT);
   EXPECT_THAT(daemon_->AwaitInLog("daemon came"), HasSubstr("daemon came"));
   ASSERT_EQ(kill(daemon, SIGKILL), 0);

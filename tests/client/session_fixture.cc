@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "proto/support/check.h"
+#include "tests/support/send_signal.h"
 
 namespace kvpool {
 
@@ -91,7 +92,7 @@ std::string PeerProcess::Ask(const std::string& line) {
   return answer;
 }
 
-void PeerProcess::Signal(int signal) const { kill(pid_, signal); }
+void PeerProcess::Signal(int signal) const { SendSignal(pid_, signal); }
 
 int PeerProcess::End(int signal) {
   Signal(signal);

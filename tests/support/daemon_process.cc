@@ -30,6 +30,7 @@
 #include "proto/support/check.h"
 #include "proto/support/status_macros.h"
 #include "proto/support/unique_fd.h"
+#include "tests/support/send_signal.h"
 
 extern char** environ;
 
@@ -185,10 +186,8 @@ int DaemonProcess::Reap() {
 }
 
 void DaemonProcess::Signal(int signal) const {
-  KVPOOL_CHECK(pid_ > 0 && kill(pid_, signal) == 0, "no daemon to send signal %d to", signal);
-  // Its threads run on for some microseconds, in which an engine gets an answer.
-  siginfo_t stopped;
-  if (signal == SIGSTOP) waitid(P_PID, static_cast<id_t>(pid_), &stopped, WSTOPPED | WEXITED | WNOWAIT);
+  KVPOOL_CHECK(pid_ > 0, "no daemon to send signal %d to", signal);
+  SendSignal(pid_, signal);
 }
 
 int DaemonProcess::End(int signal) {

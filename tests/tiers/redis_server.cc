@@ -21,6 +21,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "proto/support/unique_fd.h"
+#include "tests/support/send_signal.h"
 
 namespace kvpool {
 namespace {
@@ -172,7 +173,7 @@ void RedisServer::Kill() {
   pid_ = -1;
 }
 
-void RedisServer::Signal(int signal) const { kill(pid_, signal); }
+void RedisServer::Signal(int signal) const { SendSignal(pid_, signal); }
 
 void RedisServer::Restart() {
   Kill();

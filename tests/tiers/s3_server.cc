@@ -19,6 +19,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "server/tiers/s3_listing.h"
+#include "tests/support/send_signal.h"
 
 namespace kvpool {
 namespace {
@@ -166,7 +167,7 @@ void S3Server::Kill() {
   pid_ = -1;
 }
 
-void S3Server::Signal(int signal) const { kill(pid_, signal); }
+void S3Server::Signal(int signal) const { SendSignal(pid_, signal); }
 
 void S3Server::Restart() {
   Kill();
