@@ -10,7 +10,7 @@ import unittest.mock
 
 import numpy as np
 import torch
-from kvpress import (ChunkKVPress, CompactorPress, CriticalKVPress, DuoAttentionPress, ExpectedAttentionPress, FastKVzipPress, KeyDiffPress, KnormPress,
+from kvpress import (AdaKVPress, ChunkKVPress, CompactorPress, CriticalKVPress, DuoAttentionPress, ExpectedAttentionPress, FastKVzipPress, KeyDiffPress, KnormPress,
                      KVzapPress, KVzipPress, LagKVPress, LeverageScorePress, ObservedAttentionPress, PyramidKVPress, QFilterPress, SnapKVPress,
                      StreamingLLMPress, TOVAPress)
 from kvpress.presses.fastkvzip_press import FastKVzipGate
@@ -30,7 +30,7 @@ PRESSES = {
     "PyramidKVPress": PyramidKVPress(compression_ratio=1 - KEPT, window_size=WINDOW, kernel_size=5),
     "TOVAPress": TOVAPress(), "StreamingLLMPress": StreamingLLMPress(compression_ratio=1 - KEPT, n_sink=4),
     "ChunkKVPress": ChunkKVPress(KnormPress(1 - KEPT), chunk_length=20), "CriticalKVPress": CriticalKVPress(KnormPress(1 - KEPT)),
-    "LagKVPress": LagKVPress(n_sink=4, lag_size=128), "ExpectedAttentionPress": ExpectedAttentionPress(), "QFilterPress": QFilterPress(),
+    "AdaKVPress": AdaKVPress(KnormPress(1 - KEPT), alpha_safeguard=0.2), "LagKVPress": LagKVPress(n_sink=4, lag_size=128), "ExpectedAttentionPress": ExpectedAttentionPress(), "QFilterPress": QFilterPress(),
     "KVzapPress": KVzapPress(), "FastKVzipPress": FastKVzipPress(1 - KEPT), "KVzipPress": KVzipPress(1 - KEPT, chunk_size=REPEATED),
     "DuoAttentionPress": DuoAttentionPress(0.5), "LeverageScorePress": LeverageScorePress(sketch_dimension=SKETCH),
     # Chunks that come out even: theirs lets the tokens of a chunk that is not full attend to padding too.
@@ -39,7 +39,7 @@ PRESSES = {
 MASKING = ("FastKVzipPress", "KVzipPress", "DuoAttentionPress")  # They have no scores by layer, and mask what leaves of all layers.
 GATE = ("k_base", "b", "q_proj.weight", "q_proj.bias", "k_proj.weight", "q_norm.weight", "k_norm.weight")  # As in fast_kvzip.h.
 SKETCHING = ("LeverageScorePress", "CompactorPress")
-CHOOSE = {"ChunkKVPress", "CriticalKVPress"}  # What stays is compared: one has no scores, the other no end of them for its first stage.
+CHOOSE = {"AdaKVPress", "ChunkKVPress", "CriticalKVPress"}  # What stays is compared: two have no scores, one no end of them for its first stage.
 PYRAMID = {"layers": 16, "tokens": 4096}  # Of a model and a prompt long enough for a pyramid.
 SEES_ATTENTION = {"ObservedAttentionPress"}  # The others compute what they need of the queries themselves.
 
@@ -142,6 +142,10 @@ def chosen(press, module, hidden, keys, values, rotation):
     """[kv_heads, tokens], 1 where a token stays."""
     places = torch.arange(TOKENS, dtype=values.dtype)[None, None, :, None].expand_as(values)
     stay = torch.zeros(keys.shape[1:3])
+    if isinstance(press, AdaKVPress):  # It masks what leaves.
+        press.compress(module, hidden, keys, values, None, {"position_embeddings": rotation})
+        _, head, token = module.masked_key_indices
+        return stay.index_put((head, token), torch.tensor(-1.0)) + 1
     if isinstance(press, ChunkKVPress):  # It takes what stays out of values, which its own press does not read.
         _, kept = press.compress(module, hidden, keys, places, None, {"position_embeddings": rotation})
         return stay.scatter(-1, kept[0, ..., 0].long(), 1)

@@ -25,6 +25,8 @@ METHODS = {  # kvpress's class: (policy, parameters, what is told beside K and V
                      "is compared"),
     "CriticalKVPress": ("criticalkv", {"host": "inverse_key_l2"}, ("output",), "both of KnormPress, by the 1-norm behind the output projection: what "
                         "stays is compared"),
+    "AdaKVPress": ("inverse_key_l2", {}, (), "both of KnormPress, with a fifth of the budget for each head; ours is a compaction's `HEADS_ADA`: what stays "
+                   "of all heads and layers together is compared"),
     "LagKVPress": ("lagkv", {}, (), "both by partitions of 128; theirs are ranks within one, where a partition's end stays"),
     "ExpectedAttentionPress": ("expected_attention", {}, ("expected",), "both by mean and covariance of this prompt's queries; theirs adds 1 to the "
                                "greatest of all heads for the sinks"),
@@ -45,7 +47,7 @@ SIGNALS = {"output": "weights", "surrogate": "weights", "expected": "weights", "
            "chunks": "mass"}  # An array that is told under another name than its own.
 OF_LAYER = {"TOVAPress", "ChunkKVPress"}  # Theirs is the same for all heads of a layer; ours is too, where a layer is pruned as one.
 # Theirs has one budget for all heads and layers. The first and last tokens stay, by a score of theirs and protected here.
-SHARED = {"FastKVzipPress": (4, 20), "KVzipPress": (4, 0), "DuoAttentionPress": (0, 0)}
+SHARED = {"FastKVzipPress": (4, 20), "KVzipPress": (4, 0), "DuoAttentionPress": (0, 0), "AdaKVPress": (0, 0)}
 CHOICES = {"StreamingLLMPress", "ChunkKVPress", "CriticalKVPress", *SHARED}  # Theirs is 1 for what stays.
 UNSEEN = {"SnapKVPress": 64, "PyramidKVPress": 64, "TOVAPress": 1, "CompactorPress": 4}  # Last tokens whose score is a definition of its own.
 SINKS = {"ExpectedAttentionPress": 4, "CompactorPress": 8}  # First tokens, likewise.
@@ -117,6 +119,18 @@ def _scores(session, sequence, press, arrays):
     return scores
 
 
+def _stays(daemon, press, arrays):
+    """[layers, kv_heads, tokens], 1 where a token stays in a compaction whose heads share a budget."""
+    _, sequence = _cached(daemon, arrays)
+    stays = np.zeros(arrays[press].shape)
+    tokens = stays.shape[2]
+    compacted = sequence.compact(scorer=kvpool.Scorer(METHODS[press][0]), scope="head", heads="ada", budget_tokens=int(tokens * arrays["kept"]),
+                                 ada=kvpool.AdaTerms(least_share=0.2, most_tokens=tokens))
+    for head, places, count in zip(stays.reshape(-1, tokens), compacted.kept_positions, compacted.counts, strict=True):
+        head[list(places[:count])] = 1
+    return stays
+
+
 def _ranks(scores):
     ranks = np.empty(len(scores))
     ranks[np.argsort(scores, kind="stable")] = np.arange(len(scores))
@@ -132,8 +146,8 @@ def measure(here, cell):
     session, sequence = here.once(("kvpress sequence",), lambda: _cached(daemon, arrays))
     first, last = SINKS.get(press, 0), arrays["keys"].shape[2] - UNSEEN.get(press, 0)
     seen = last - first
-    ours, theirs = (array[..., first:last].reshape(-1, seen).astype(np.float64) for array in (
-        _scores(session, sequence, press, arrays), arrays[press]))
+    told = _stays(daemon, press, arrays) if press == "AdaKVPress" else _scores(session, sequence, press, arrays)
+    ours, theirs = (array[..., first:last].reshape(-1, seen).astype(np.float64) for array in (told, arrays[press]))
     value = {"heads": len(ours), "tokens": seen, "kept": 0, "others": 0}
     if press in SHARED:
         at_start, at_end = SHARED[press]

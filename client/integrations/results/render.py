@@ -85,8 +85,8 @@ half of the tokens. Where kvpress computes something from hidden states (queries
 
 {_table(["kvpress", "kvpool", "heads x tokens", "difference", "rank correlation", "stay elsewhere", "definitions"], rows)}
 
-{budgets}kvpress has no PagedEviction, no TriAttention and no R-KV, and its RandomPress draws other numbers. AdaKV, which spreads budgets over heads, is not in
-this table; of its other methods kvpool has none.
+{budgets}kvpress has no PagedEviction, no TriAttention and no R-KV, and its RandomPress draws other numbers. Its CriticalAdaKVPress and LUKVPress have budgets for heads of
+their own, and its MergingPress merges values alone, by the direction of keys, where kvpool merges K and V as D2O does; of its other methods kvpool has none.
 """
 
 
