@@ -89,6 +89,8 @@ typedef struct {
   size_t device_uuid_count;
   int kind;           /* A kvpool.v1.SpaceKind; 0: slabs. */
   uint64_t give_back; /* KVPOOL_GIVE_BACK_NEVER, or another of the three. */
+  uint64_t
+      holes; /* Not 0: with BY_CALL too any slab but the first may be asked back, not only the last one. */
 } kvpool_options;
 
 /* Whether the daemon may take slabs back that it has mapped here; GiveBack in client/session_options.h says more.
@@ -117,12 +119,18 @@ void kvpool_free(kvpool_session* session);
 uint64_t kvpool_session_id(const kvpool_session* session);
 #define KVPOOL_INVITATION_BYTES 24
 void kvpool_invitation(const kvpool_session* session, uint8_t invitation[KVPOOL_INVITATION_BYTES]);
-/* KVPOOL_OK while the session is open. Any thread, as are the seven that follow. */
+/* KVPOOL_OK while the session is open. Any thread, as are the eight that follow. */
 int kvpool_status(const kvpool_session* session);
 uint32_t kvpool_capacity_blocks(const kvpool_session* session);
 /* All blocks that are mapped are below it. At least the capacity, and more where slabs in front of others were given back: that is so
- * with KVPOOL_GIVE_BACK_ANY_TIME alone. */
+ * with KVPOOL_GIVE_BACK_ANY_TIME and with holes alone. */
 uint32_t kvpool_mapped_blocks(const kvpool_session* session);
+/* Which they are, in order, with what is asked back: blocks from `first` to the one before `end`. Writes as many ranges as there are, or
+ * as there is room for, and returns how many there are: one where nothing is missing. */
+typedef struct {
+  uint32_t first, end;
+} kvpool_block_range;
+size_t kvpool_mapped_ranges(const kvpool_session* session, kvpool_block_range* ranges, size_t room);
 /* Slabs that wait for kvpool_give_back_slabs. */
 uint32_t kvpool_slabs_asked_back(const kvpool_session* session);
 int kvpool_under_pressure(const kvpool_session* session);

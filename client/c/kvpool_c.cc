@@ -129,6 +129,7 @@ absl::StatusOr<kvpool::SessionOptions> ReadOptions(const kvpool_options* given) 
       return absl::InvalidArgumentError(
           absl::StrCat("options.give_back is ", options.give_back, "; must be 0 to 2"));
   }
+  result.holes = options.holes != 0;
   if (options.magazine_blocks != 0) result.magazine_blocks = options.magazine_blocks;
   if (options.open_timeout_ms != 0) result.open_timeout = std::chrono::milliseconds(options.open_timeout_ms);
   return result;
@@ -184,6 +185,11 @@ void kvpool_invitation(const kvpool_session* session, uint8_t invitation[KVPOOL_
 int kvpool_status(const kvpool_session* session) { return Answer(session->session->status()); }
 uint32_t kvpool_capacity_blocks(const kvpool_session* session) { return session->session->capacity_blocks(); }
 uint32_t kvpool_mapped_blocks(const kvpool_session* session) { return session->session->mapped_blocks(); }
+size_t kvpool_mapped_ranges(const kvpool_session* session, kvpool_block_range* ranges, size_t room) {
+  const std::vector<std::pair<uint32_t, uint32_t>> mapped = session->session->mapped_ranges();
+  for (size_t i = 0; i < std::min(room, mapped.size()); ++i) ranges[i] = {mapped[i].first, mapped[i].second};
+  return mapped.size();
+}
 uint32_t kvpool_slabs_asked_back(const kvpool_session* session) {
   return session->session->slabs_asked_back();
 }

@@ -399,7 +399,8 @@ int main(int argc, char** argv) {
                             .device_uuids = device_uuids,
                             .device_uuid_count = 1,
                             .magazine_blocks = 16,
-                            .give_back = KVPOOL_GIVE_BACK_BY_CALL};
+                            .give_back = KVPOOL_GIVE_BACK_BY_CALL,
+                            .holes = 1};
   kvpool_session* session = NULL;
   CHECK(kvpool_open(&options, &session) == KVPOOL_OK);
   CHECK(kvpool_status(session) == KVPOOL_OK);
@@ -409,6 +410,10 @@ int main(int argc, char** argv) {
   CHECK(kvpool_capacity_blocks(session) > kBlocks &&
         kvpool_capacity_blocks(session) <= kvpool_max_blocks(session));
   CHECK(kvpool_mapped_blocks(session) >= kvpool_capacity_blocks(session));
+  kvpool_block_range mapped[2] = {{7, 7}, {7, 7}};
+  CHECK(kvpool_mapped_ranges(session, mapped, 0) == 1 && mapped[0].end == 7);
+  CHECK(kvpool_mapped_ranges(session, mapped, 2) == 1 && mapped[0].first == 0 && mapped[1].end == 7);
+  CHECK(mapped[0].end >= kvpool_capacity_blocks(session) && mapped[0].end <= kvpool_mapped_blocks(session));
   CHECK(kvpool_slabs_asked_back(session) == 0);
   uint64_t given_back = 1;
   CHECK(kvpool_give_back_slabs(session, &given_back) == KVPOOL_OK && given_back == 0);
