@@ -12,7 +12,7 @@
 // blocks that were not sealed by then stay private. A salt that counts from a later token on counts from the
 // first pruning on at the latest.
 //
-// A compaction with HEADS_ADA leaves *padding* behind the tokens of some heads. The class tells the next one of it, and refuses
+// A compaction with HEADS_ADA or HEADS_GIVEN leaves *padding* behind the tokens of some heads. The class tells the next one of it, and refuses
 // with FAILED_PRECONDITION what would take padding for tokens: Prune, Score, and a Compact with equal heads.
 //
 // Thread-compatible: the thread that uses the session at the time uses it. Destroy it before the session.

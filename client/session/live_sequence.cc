@@ -172,7 +172,7 @@ absl::StatusOr<v1::PruneResult> LiveSequence::Prune(v1::Prune request, Deadline 
 absl::StatusOr<v1::CompactResult> LiveSequence::Compact(v1::Compact request, Deadline deadline,
                                                         uint64_t after) {
   RETURN_IF_ERROR(CheckSettled());
-  if (request.heads() != v1::HEADS_ADA) {
+  if (request.heads() != v1::HEADS_ADA && request.heads() != v1::HEADS_GIVEN) {
     RETURN_IF_ERROR(CheckUnpadded());
   } else {
     // Also where there are none: the caller's would be another sequence's.

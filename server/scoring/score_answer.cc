@@ -19,9 +19,10 @@ using scorers::KvShape;
 
 constexpr double kLeastShare = 0.2;  // kvpress's alpha_safeguard.
 
-// Do the heads of a layer, those of all ranks, share its budget?
+// Has each head a number of tokens of its own? Those of all ranks are ranked together.
 bool SharesHeads(const DeviceOperation& operation) {
-  return operation.request.has_compact() && operation.request.compact().heads() == v1::HEADS_ADA;
+  return operation.request.has_compact() && (operation.request.compact().heads() == v1::HEADS_ADA ||
+                                             operation.request.compact().heads() == v1::HEADS_GIVEN);
 }
 
 // Can ranks choose victims alone? Yes where each row belongs to one head, and so to one rank.
@@ -223,9 +224,35 @@ absl::Status AnswerPrune(DeviceOperation* operation) {
 
 // ------------------------------------------------------------------------------------------------- compact
 
-// Fills operation->kept and its dimensions where heads share budgets: each row has its own number of tokens.
+// The tokens that leave each of the heads whose scores these are, ascending; `first` is the first one's row.
+absl::StatusOr<std::vector<std::vector<uint32_t>>> VictimsOfHeads(const DeviceOperation& operation,
+                                                                  const RowChoice& choice, uint32_t first,
+                                                                  uint32_t heads, const float* scores) {
+  const v1::AdaTerms& terms = operation.request.compact().ada();
+  const absl::Span<const scorers::IndexRange> padding(operation.padding);
+  scorers::SharedChoice shared{.rows = heads,
+                               .count = choice.count,
+                               .safeguard = terms.least_share() == 0 ? kLeastShare : terms.least_share(),
+                               .most = operation.most_tokens,
+                               .discarded = choice.discarded,
+                               .absent = padding.empty() ? padding : padding.subspan(first, heads)};
+  if (terms.tokens().empty()) return scorers::SelectShared(scores, shared, choice.marks);
+  // Alone, with room for all, a row loses what is above the most that it keeps.
+  std::vector<std::vector<uint32_t>> victims;
+  shared.rows = 1;
+  shared.count = 0;
+  for (uint32_t head = 0; head < heads; ++head) {
+    shared.most = terms.tokens(static_cast<int>(first + head));
+    if (!padding.empty()) shared.absent = padding.subspan(first + head, 1);
+    ASSIGN_OR_RETURN(std::vector<std::vector<uint32_t>> of_head,
+                     scorers::SelectShared(scores + head * choice.marks.size(), shared, choice.marks));
+    victims.push_back(std::move(of_head[0]));
+  }
+  return victims;
+}
+
+// Fills operation->kept and its dimensions where heads differ: each row has its own number of tokens.
 absl::Status ShareKept(DeviceOperation* operation, const RowChoice& choice) {
-  const v1::AdaTerms& terms = operation->request.compact().ada();
   const SequenceWork& sequence = operation->sequences[0];
   const uint32_t tokens = sequence.shape().tokens, rows = sequence.rows();
   const uint32_t heads = rows / sequence.shape().layers;
@@ -236,16 +263,8 @@ absl::Status ShareKept(DeviceOperation* operation, const RowChoice& choice) {
   std::vector<std::vector<uint32_t>> kept, victims(heads);
   for (uint32_t first = 0; first < rows; first += heads) {
     if (scored) {
-      ASSIGN_OR_RETURN(
-          victims,
-          scorers::SelectShared(joined.tokens.data() + size_t{first} * tokens,
-                                {.rows = heads,
-                                 .count = choice.count,
-                                 .safeguard = terms.least_share() == 0 ? kLeastShare : terms.least_share(),
-                                 .most = operation->most_tokens,
-                                 .discarded = choice.discarded,
-                                 .absent = padding.empty() ? padding : padding.subspan(first, heads)},
-                                choice.marks));
+      ASSIGN_OR_RETURN(victims, VictimsOfHeads(*operation, choice, first, heads,
+                                               joined.tokens.data() + size_t{first} * tokens));
     }
     std::vector<uint8_t> leaves(tokens);
     for (uint32_t head = 0; head < heads; ++head) {

@@ -1,6 +1,7 @@
 #include "server/space/device_verbs.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -417,7 +418,7 @@ absl::Status DeviceVerbs::PrepareCompact(Turn& turn, const v1::Compact& compact,
     kept = shape.tokens - scorers::TokensOverBudget(work.request.policy, shape, operation->budget_tokens);
     rows = work.rows();
   }
-  const bool is_ada = compact.heads() == v1::HEADS_ADA;
+  const bool is_ada = compact.heads() == v1::HEADS_ADA || compact.heads() == v1::HEADS_GIVEN;
   RETURN_IF_ERROR(CheckNumbers("compact", uint64_t{kept} * rows + (merges || is_ada ? planes : 0)));
   if (is_ada) RETURN_IF_ERROR(PrepareAda(compact, kept, operation));
   if (compact.has_low()) RETURN_IF_ERROR(PrepareLow(turn, compact, kept, operation));
@@ -433,11 +434,21 @@ absl::Status DeviceVerbs::PrepareAda(const v1::Compact& compact, uint32_t kept,
   const scorers::KvShape& shape = work.shape();
   const v1::AdaTerms& ada = compact.ada();
   const uint64_t rows = work.rows();
-  const uint32_t most = ada.most_tokens() == 0 ? 2 * compact.budget_tokens() : ada.most_tokens();
+  uint32_t most = ada.most_tokens() == 0 ? 2 * compact.budget_tokens() : ada.most_tokens();
+  if (compact.heads() == v1::HEADS_GIVEN) {
+    const uint64_t sum = std::accumulate(ada.tokens().begin(), ada.tokens().end(), uint64_t{0});
+    if (static_cast<uint64_t>(ada.tokens_size()) != rows || sum > rows * compact.budget_tokens()) {
+      return absl::InvalidArgumentError(absl::StrCat("compact.ada.tokens has ", ada.tokens_size(),
+                                                     " numbers, in sum ", sum, "; must have one for each of ",
+                                                     rows, " planes, in sum at most budget_tokens for each, ",
+                                                     rows * compact.budget_tokens()));
+    }
+    most = *std::max_element(ada.tokens().begin(), ada.tokens().end());
+  }
   // A policy may keep more than the budget: what is protected, or a part of a block.
   operation->most_tokens = std::min(std::max(most, kept), shape.tokens);
   if (rows * operation->most_tokens > kMostPlaces) {
-    return absl::InvalidArgumentError(absl::StrCat("compact.ada.most_tokens is ", most, ": ", rows,
+    return absl::InvalidArgumentError(absl::StrCat("compact.ada: most_tokens is ", most, ": ", rows,
                                                    " heads of at most ", operation->most_tokens,
                                                    " tokens are above the limit of ", kMostPlaces));
   }

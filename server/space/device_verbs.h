@@ -81,7 +81,7 @@ class DeviceVerbs {
   absl::Status PreparePlanBudgets(Turn& turn, const v1::PlanBudgets& plan, DeviceOperation* operation);
   // Checks the arrays of a state and notes where they are.
   absl::Status StageLess(Turn& turn, const v1::LessTerms& terms, DeviceOperation* operation);
-  // Checks what HEADS_ADA asks for against the sequence, of whose tokens a head keeps `kept` on average, and fills what the operation
+  // Checks what HEADS_ADA or HEADS_GIVEN asks for against the sequence, of whose tokens a head keeps `kept` on average, and fills what the operation
   // needs for it.
   absl::Status PrepareAda(const v1::Compact& compact, uint32_t kept, DeviceOperation* operation) const;
   // Checks compact.low against the sequence, of whose tokens `kept` stay, and fills what the operation needs to write it.

@@ -299,24 +299,34 @@ absl::Status CheckLowTerms(const v1::Compact& compact, NamedBlocks* named) {
 
 absl::Status CheckHeads(const v1::Compact& compact) {
   RETURN_IF_ERROR(CheckEnum("compact.heads", v1::Heads_IsValid(compact.heads()), compact.heads()));
-  if (compact.heads() != v1::HEADS_ADA) {
+  const bool is_given = compact.heads() == v1::HEADS_GIVEN;
+  if (compact.heads() != v1::HEADS_ADA && !is_given) {
     if (!compact.has_ada()) return absl::OkStatus();
-    return Invalid(
-        absl::StrCat("compact.ada goes with HEADS_ADA; heads is ", v1::Heads_Name(compact.heads())));
+    return Invalid(absl::StrCat("compact.ada goes with HEADS_ADA and HEADS_GIVEN; heads is ",
+                                v1::Heads_Name(compact.heads())));
   }
   const bool drops =
       compact.disposition() == v1::DISPOSITION_UNSPECIFIED || compact.disposition() == v1::DISPOSITION_DROP;
   if (compact.scope() != v1::SCOPE_HEAD || !drops || compact.has_keep()) {
-    return Invalid(absl::StrCat(
-        "compact.heads is HEADS_ADA; must go with budget_tokens, SCOPE_HEAD and DISPOSITION_DROP: scope is ",
-        v1::Scope_Name(compact.scope()), ", disposition ", v1::Disposition_Name(compact.disposition()),
-        compact.has_keep() ? ", and keep is set" : ""));
+    return Invalid(absl::StrCat("compact.heads is ", v1::Heads_Name(compact.heads()),
+                                "; must go with budget_tokens, SCOPE_HEAD and DISPOSITION_DROP: scope is ",
+                                v1::Scope_Name(compact.scope()), ", disposition ",
+                                v1::Disposition_Name(compact.disposition()),
+                                compact.has_keep() ? ", and keep is set" : ""));
   }
   const v1::AdaTerms& ada = compact.ada();
   RETURN_IF_ERROR(CheckKnown("compact.ada", ada));
   if (!(ada.least_share() >= 0 && ada.least_share() <= 1)) {
     return Invalid(absl::StrCat("compact.ada.least_share is ", ada.least_share(), "; must be 0 to 1"));
   }
+  if (is_given && (ada.least_share() != 0 || ada.most_tokens() != 0)) {
+    return Invalid(absl::StrCat("compact.ada.least_share is ", ada.least_share(), " and most_tokens ",
+                                ada.most_tokens(), "; must be 0 with HEADS_GIVEN"));
+  }
+  RETURN_IF_ERROR(
+      CheckRange("compact.ada.tokens", ada.tokens_size(), is_given ? 1 : 0, is_given ? 262144 : 0));
+  for (const uint32_t tokens : ada.tokens())
+    RETURN_IF_ERROR(CheckRange("compact.ada.tokens", tokens, 1, kMaxSequenceTokens));
   if (ada.most_tokens() != 0) {
     RETURN_IF_ERROR(CheckRange("compact.ada.most_tokens", ada.most_tokens(), compact.budget_tokens(),
                                kMaxSequenceTokens));

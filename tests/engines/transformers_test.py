@@ -706,8 +706,8 @@ def attend_to(visible):
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-@pytest.mark.parametrize("policy", ["keydiff", "snapkv", "h2o"])
-def test_heads_that_share_a_budget_attend_what_each_keeps(daemon, implementation, policy):
+@pytest.mark.parametrize("policy, given", [("keydiff", False), ("snapkv", False), ("h2o", False), ("keydiff", True)])
+def test_heads_that_share_a_budget_attend_what_each_keeps(daemon, implementation, policy, given):
     """Through a prompt, 70 tokens behind it and what they push out: logits are those of masks over a cache that has everything."""
     model, reference, ids = llama(), llama(), prompt(170)
     model.set_attn_implementation(implementation)
@@ -716,7 +716,9 @@ def test_heads_that_share_a_budget_attend_what_each_keeps(daemon, implementation
     reference.set_attn_implementation("kvpool_test_visible")
     params = {"recent": 8} if policy == "h2o" else {}
     with open_session(model, signals=True, socket=daemon.socket) as session, torch.no_grad():
-        cache = KvPoolCache(session, policy=policy, params=params, budget=48, scope="head", heads="ada", least_share=0.25, most=80, window=8)
+        counts = torch.tensor([[16, 80], [48, 48], [71, 25]])
+        terms = {"heads": "given", "head_tokens": counts} if given else {"heads": "ada", "least_share": 0.25, "most": 80}
+        cache = KvPoolCache(session, policy=policy, params=params, budget=48, scope="head", window=8, **terms)
         shared, took = cache._share, []
 
         def share(compacted):
@@ -741,7 +743,7 @@ def test_heads_that_share_a_budget_attend_what_each_keeps(daemon, implementation
                 assert min(map(len, rows)) >= 12 and cache.resident == max(map(len, rows)) <= 80
                 # Of each layer's heads 48 tokens stay on average.
                 assert [len(first) + len(second) for first, second in zip(rows[::2], rows[1::2])] == [96] * 3
-                assert cache.held == 48
+                assert cache.held == 48 and (not given or list(map(len, rows)) == counts.flatten().tolist())
                 for name in ("_mass", "_mass_square"):
                     if policy == "h2o":
                         assert (getattr(cache, name)[slots < 0] == 0).all()
@@ -755,6 +757,17 @@ def test_heads_that_share_a_budget_attend_what_each_keeps(daemon, implementation
             cache._sequence.score()
         with pytest.raises(kvpool.FailedPreconditionError, match="heads of this sequence keep different numbers"):
             cache._sequence.compact(budget_tokens=32, scope="head")
+
+
+def test_budgets_of_heads_that_are_given_are_checked(daemon):
+    with open_session(llama(), signals=True, socket=daemon.socket) as session:
+        terms = {"policy": "keydiff", "budget": 32, "scope": "head", "heads": "given"}
+        with pytest.raises(ValueError, match=r"head_tokens is \[2, 3\] of torch.int64; must be \[3, 2\] of integers"):
+            KvPoolCache(session, **terms, head_tokens=[[1, 2, 3], [4, 5, 6]])
+        with pytest.raises(ValueError, match="head_tokens are 30 to 36, on average 32.5; must be 1 or more, and on average at most the budget, 32"):
+            KvPoolCache(session, **terms, head_tokens=[[36, 30], [36, 30], [33, 30]])
+        with pytest.raises(ValueError, match="head_tokens are 0 to 64"):
+            KvPoolCache(session, **terms, head_tokens=[[0, 64], [32, 32], [32, 32]])
 
 
 def test_mass_is_what_eager_attention_says(daemon):
@@ -826,12 +839,14 @@ def test_bad_input(daemon):
             KvPoolCache(session, policy="keydiff", budget=32, scope="token")
         with pytest.raises(ValueError, match="disposition is 'keep'; must be one of drop, merge, low, less"):
             KvPoolCache(session, policy="keydiff", budget=32, disposition="keep")
-        with pytest.raises(ValueError, match="heads is 'some'; must be one of equal, ada"):
+        with pytest.raises(ValueError, match="heads is 'some'; must be one of equal, ada, given"):
             KvPoolCache(session, policy="keydiff", budget=32, heads="some")
         with pytest.raises(ValueError, match="heads='ada' goes with scope='head' and disposition='drop': scope is 'layer', disposition 'drop'"):
             KvPoolCache(session, policy="keydiff", budget=32, scope="layer", heads="ada")
         with pytest.raises(ValueError, match="least_share and most go with heads='ada'"):
             KvPoolCache(session, policy="keydiff", budget=32, most=64)
+        with pytest.raises(ValueError, match="head_tokens and heads='given' go together"):
+            KvPoolCache(session, policy="keydiff", budget=32, scope="head", heads="given")
         with pytest.raises(ValueError, match="heads='ada' is part of attention: open_session"):
             KvPoolCache(session, policy="keydiff", budget=32, scope="head", heads="ada")
         with pytest.raises(ValueError, match="merge_threshold goes with disposition='merge'"):

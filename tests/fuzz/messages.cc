@@ -212,9 +212,13 @@ void FillBudget(Input* input, Verb* verb) {
 
 // Budgets that heads share, mostly of a sequence that they were shared of before.
 void FillHeads(Input* input, v1::Compact* compact) {
-  compact->set_heads(input->OneIn(8) ? static_cast<v1::Heads>(input->Below(4)) : v1::HEADS_ADA);
+  compact->set_heads(input->OneIn(8) ? static_cast<v1::Heads>(input->Below(5)) : v1::HEADS_ADA);
   if (!input->OneIn(8)) compact->set_scope(v1::SCOPE_HEAD);
   v1::AdaTerms* const terms = compact->mutable_ada();
+  if (input->OneIn(4)) {
+    compact->set_heads(v1::HEADS_GIVEN);
+    for (uint32_t i = 0; i < kKvHeads; ++i) terms->add_tokens(input->Below(compact->budget_tokens() + 2));
+  }
   if (input->OneIn(4)) terms->set_least_share(input->Below(9) / 8.0);
   if (input->OneIn(4)) terms->set_most_tokens(input->Below(48));
   if (input->OneIn(4)) return;

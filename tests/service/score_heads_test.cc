@@ -1,6 +1,7 @@
-// Compact with HEADS_ADA: what each head keeps, where padding is and that nothing counts it, once and again.
+// Compact with HEADS_ADA and HEADS_GIVEN: what each head keeps, where padding is and that nothing counts it, once and again.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <random>
 #include <tuple>
 
@@ -132,6 +133,27 @@ class HeadsTest : public ScoreTest {
     compact->set_scope(v1::SCOPE_HEAD);
     compact->set_heads(v1::HEADS_ADA);
     return operation;
+  }
+  v1::Operation GivenOp(uint32_t budget, const Tokens& tokens) {
+    v1::Operation operation = AdaOp(budget);
+    operation.mutable_compact()->set_heads(v1::HEADS_GIVEN);
+    operation.mutable_compact()->mutable_ada()->mutable_tokens()->Assign(tokens.begin(), tokens.end());
+    return operation;
+  }
+  // So many of each row by its plane's own scores.
+  Rows BestOf(const Rows& rows, const Tokens& given) {
+    Rows kept;
+    for (uint32_t plane = 0; plane < kPlanes; ++plane) {
+      const std::vector<double> scores = KeyDiff(plane, rows[plane]);
+      Tokens order(rows[plane].size());
+      std::iota(order.begin(), order.end(), 0);
+      std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return scores[a] > scores[b]; });
+      order.resize(std::min<size_t>(order.size(), given[plane]));
+      Tokens& own = kept.emplace_back();
+      for (const uint32_t i : order) own.push_back(rows[plane][i]);
+      std::sort(own.begin(), own.end());
+    }
+    return kept;
   }
   // The answer has these rows, and its table their bytes and zeros.
   void Expect(const v1::CompactResult& result, const Rows& rows) {
@@ -350,10 +372,11 @@ TEST_F(HeadsTest, WhatCanNotBeIsRefused) {
   v1::Operation operation = AdaOp(9);
   v1::Compact* const compact = operation.mutable_compact();
   v1::AdaTerms* const terms = compact->mutable_ada();
-  compact->set_heads(static_cast<v1::Heads>(3));
-  Refused(operation, kInvalidArgument, "compact.heads is 3, which is none of its values");
+  compact->set_heads(static_cast<v1::Heads>(4));
+  Refused(operation, kInvalidArgument, "compact.heads is 4, which is none of its values");
   compact->set_heads(v1::HEADS_EQUAL);
-  Refused(operation, kInvalidArgument, "compact.ada goes with HEADS_ADA; heads is HEADS_EQUAL");
+  Refused(operation, kInvalidArgument,
+          "compact.ada goes with HEADS_ADA and HEADS_GIVEN; heads is HEADS_EQUAL");
   compact->set_heads(v1::HEADS_ADA);
   compact->set_scope(v1::SCOPE_LAYER);
   Refused(operation, kInvalidArgument, "scope is SCOPE_LAYER, disposition DISPOSITION_UNSPECIFIED");
@@ -391,6 +414,53 @@ TEST_F(HeadsTest, WhatCanNotBeIsRefused) {
   Refused(operation, kInvalidArgument, "disposition DISPOSITION_UNSPECIFIED, and keep is set");
   operation = AdaOp(9);
   EXPECT_EQ(Run(engine_.get(), operation).code(), 0);
+}
+
+TEST_F(HeadsTest, EachHeadKeepsWhatItIsGivenOnceAndAgain) {
+  const Tokens given = {3, 17, 1, 13};  // 34 of 4 * 9 at most
+  v1::CompactResult before;
+  for (int round = 0; round < 4; ++round) {
+    // Behind the padding of a head are tokens that came since.
+    const Rows rows = round == 0 ? All() : GoOn(before, 5);
+    v1::Operation operation = GivenOp(9, given);
+    if (round > 0) Tell(before, &operation);
+    operation.mutable_compact()->set_keep_sources(true);
+    const v1::CompactResult result = Compact(operation);
+    Expect(result, BestOf(rows, given));
+    engine_->Release(blocks_);
+    before = result;
+  }
+}
+
+TEST_F(HeadsTest, WhatIsProtectedStaysAlsoWhereItIsMoreThanIsGiven) {
+  v1::Operation operation = GivenOp(9, {2, 16, 9, 9});
+  operation.mutable_compact()->mutable_protection()->set_first_tokens(3);
+  const v1::CompactResult result = Compact(operation);
+  ASSERT_EQ(Tokens(result.counts().begin(), result.counts().end()), (Tokens{3, 16, 9, 9}));
+  EXPECT_EQ(Tokens(result.kept_positions().begin(), result.kept_positions().begin() + 3), (Tokens{0, 1, 2}));
+}
+
+TEST_F(HeadsTest, WhereNothingHasToLeaveNoHeadLosesWhatItIsNotGiven) {
+  const v1::CompactResult result = Compact(GivenOp(23, {1, 1, 1, 1}));
+  EXPECT_EQ(TableOf(result), blocks_);
+  EXPECT_EQ(result.counts_size(), 0);
+}
+
+TEST_F(HeadsTest, WhatCanNotBeGivenIsRefused) {
+  Refused(GivenOp(9, {}), kInvalidArgument, "compact.ada.tokens is 0; must be 1 to 262144");
+  Refused(GivenOp(9, {9, 9, 9}), kInvalidArgument,
+          "compact.ada.tokens has 3 numbers, in sum 27; must have one for each of 4 planes");
+  Refused(GivenOp(9, {9, 9, 9, 10}), kInvalidArgument,
+          "in sum 37; must have one for each of 4 planes, in sum at most");
+  Refused(GivenOp(9, {9, 9, 0, 9}), kInvalidArgument, "compact.ada.tokens is 0; must be 1 to 16777216");
+  v1::Operation operation = GivenOp(9, {9, 9, 9, 9});
+  operation.mutable_compact()->mutable_ada()->set_least_share(0.5);
+  Refused(operation, kInvalidArgument,
+          "compact.ada.least_share is 0.5 and most_tokens 0; must be 0 with HEADS_GIVEN");
+  operation.mutable_compact()->mutable_ada()->set_least_share(0);
+  operation.mutable_compact()->set_heads(v1::HEADS_ADA);
+  Refused(operation, kInvalidArgument, "compact.ada.tokens is 4; must be 0 to 0");
+  EXPECT_EQ(Compact(GivenOp(9, {9, 9, 9, 9})).counts_size(), 4);
 }
 
 class ShortTimeTest : public ScoreTest {

@@ -155,7 +155,8 @@ void BindPruneResults(nb::module_& module) {
           [](const PyCompactResult& r) {
             return std::vector<uint32_t>(r.proto.counts().begin(), r.proto.counts().end());
           },
-          "Of heads 'ada', where tokens left: how many tokens each plane keeps, [layers][KV heads of all\n"
+          "Of heads 'ada' and 'given', where tokens left: how many tokens each plane keeps, [layers][KV "
+          "heads of all\n"
           "ranks]. The table has as many as the greatest, and rows of the others end with zeros.")
       .def_prop_ro(
           "released", [](const PyCompactResult& r) { return r.proto.released(); },

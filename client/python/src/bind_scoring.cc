@@ -418,23 +418,28 @@ void BindLessTerms(nb::module_& module) {
 }
 
 void BindAdaTerms(nb::module_& module) {
-  nb::class_<PyAdaTerms>(module, "AdaTerms", "Terms of a compact's heads 'ada'; see AdaTerms in score.proto.")
+  nb::class_<PyAdaTerms>(module, "AdaTerms",
+                         "Terms of a compact's heads 'ada' or 'given'; see AdaTerms in score.proto.")
       .def(
           "__init__",
           [](PyAdaTerms* self, double least_share, uint32_t most_tokens, const std::vector<uint32_t>& counts,
-             uint32_t counted_tokens) {
+             uint32_t counted_tokens, const std::vector<uint32_t>& tokens) {
             new (self) PyAdaTerms;
             self->proto.set_least_share(least_share);
             self->proto.set_most_tokens(most_tokens);
             self->proto.mutable_counts()->Assign(counts.begin(), counts.end());
             self->proto.set_counted_tokens(counted_tokens);
+            self->proto.mutable_tokens()->Assign(tokens.begin(), tokens.end());
           },
           nb::kw_only(), nb::arg("least_share") = 0.0, nb::arg("most_tokens") = 0,
           nb::arg("counts") = std::vector<uint32_t>(), nb::arg("counted_tokens") = 0,
+          nb::arg("tokens") = std::vector<uint32_t>(),
           nb::sig("def __init__(self, *, least_share: float = 0.0, most_tokens: int = 0, counts: "
-                  "collections.abc.Sequence[int] = (), counted_tokens: int = 0) -> None"),
+                  "collections.abc.Sequence[int] = (), counted_tokens: int = 0, tokens: "
+                  "collections.abc.Sequence[int] = ()) -> None"),
           "`least_share` of the budget stays in each head, 0: a fifth; at most `most_tokens` stay, 0: twice\n"
-          "the budget, which bounds how long the sequence is. `counts` and `counted_tokens`, which a\n"
+          "the budget, which bounds how long the sequence is. With heads 'given' instead `tokens` stay, a\n"
+          "number for each plane, [layers][KV heads of all ranks]. `counts` and `counted_tokens`, which a\n"
           "LiveSequence fills in: what the last such compact of it left each head of so many tokens.");
 }
 

@@ -307,37 +307,38 @@ void BindBudget(SequenceClass& sequence) {
                 timeout, [](LiveSequence& live, Deadline deadline) { return live.FinishPrune(deadline); })};
           },
           nb::arg("timeout") = 30.0)
-      .def(
-          "compact", Compact, nb::kw_only(), nb::arg("budget_tokens") = nb::none(),
-          nb::arg("keep") = nb::none(), nb::arg("scorer").none() = nb::none(), nb::arg("scope") = "sequence",
-          nb::arg("protect") = TokenRanges(), nb::arg("protection").none() = nb::none(),
-          nb::arg("discard") = TokenRanges(), nb::arg("fresh") = false, nb::arg("keep_sources") = false,
-          nb::arg("disposition") = "drop", nb::arg("merge_thresholds") = std::vector<float>(),
-          nb::arg("merge_smoothing") = 0.0f, nb::arg("low_blocks") = nb::make_tuple(),
-          nb::arg("low_bits") = 0, nb::arg("less").none() = nb::none(), nb::arg("heads") = "equal",
-          nb::arg("ada").none() = nb::none(), nb::arg("timeout") = 30.0, nb::arg("after") = nb::none(),
-          nb::sig("def compact(self, *, budget_tokens: int | None = None, keep: "
-                  "collections.abc.Sequence[int] | None = None, scorer: Scorer | str | None = None, "
-                  "scope: str = 'sequence', protect: collections.abc.Sequence[tuple[int, int]] = (), "
-                  "protection: Protection | None = None, discard: collections.abc.Sequence[tuple[int, "
-                  "int]] = (), fresh: bool = False, keep_sources: bool = False, disposition: str = 'drop', "
-                  "merge_thresholds: collections.abc.Sequence[float] = (), merge_smoothing: float = 0.0, "
-                  "low_blocks: Refs = (), low_bits: int = 0, less: LessTerms | None = None, heads: "
-                  "str = 'equal', ada: AdaTerms | None = None, timeout: float | "
-                  "None = 30.0, after: int | None = None) -> CompactResult"),
-          "Gathers the tokens that score highest, or those of `keep`, into fewer blocks. Tokens [begin,\n"
-          "end) of `protect` stay, those of `discard` leave first. `disposition` is what becomes of the\n"
-          "others: 'drop'; 'less', by which they are added to the state of `less` (LESS); 'merge', by\n"
-          "which they change those that stay (D2O), above\n"
-          "`merge_thresholds`: one for each plane, as a result's, or one for all; none: the mean of\n"
-          "this call, of which `merge_smoothing` is the weight otherwise; or 'low' (MiKV), which writes\n"
-          "them to `low_blocks` in `low_bits` (4, or 2 or 8) an element: leased by the caller, who owns "
-          "them\n"
-          "and asks Layout.low how many that takes. With scope 'head', heads='ada' lets the KV heads of a\n"
-          "layer share its budget by their scores, by the terms of `ada` (AdaKV). Then the table is as long\n"
-          "as the longest head's list, the rows of the others end with padding, which no query may attend,\n"
-          "and of the verbs that score only such a compact is for the sequence. DeadlineExceededError: ask "
-          "finish_compact.")
+      .def("compact", Compact, nb::kw_only(), nb::arg("budget_tokens") = nb::none(),
+           nb::arg("keep") = nb::none(), nb::arg("scorer").none() = nb::none(), nb::arg("scope") = "sequence",
+           nb::arg("protect") = TokenRanges(), nb::arg("protection").none() = nb::none(),
+           nb::arg("discard") = TokenRanges(), nb::arg("fresh") = false, nb::arg("keep_sources") = false,
+           nb::arg("disposition") = "drop", nb::arg("merge_thresholds") = std::vector<float>(),
+           nb::arg("merge_smoothing") = 0.0f, nb::arg("low_blocks") = nb::make_tuple(),
+           nb::arg("low_bits") = 0, nb::arg("less").none() = nb::none(), nb::arg("heads") = "equal",
+           nb::arg("ada").none() = nb::none(), nb::arg("timeout") = 30.0, nb::arg("after") = nb::none(),
+           nb::sig("def compact(self, *, budget_tokens: int | None = None, keep: "
+                   "collections.abc.Sequence[int] | None = None, scorer: Scorer | str | None = None, "
+                   "scope: str = 'sequence', protect: collections.abc.Sequence[tuple[int, int]] = (), "
+                   "protection: Protection | None = None, discard: collections.abc.Sequence[tuple[int, "
+                   "int]] = (), fresh: bool = False, keep_sources: bool = False, disposition: str = 'drop', "
+                   "merge_thresholds: collections.abc.Sequence[float] = (), merge_smoothing: float = 0.0, "
+                   "low_blocks: Refs = (), low_bits: int = 0, less: LessTerms | None = None, heads: "
+                   "str = 'equal', ada: AdaTerms | None = None, timeout: float | "
+                   "None = 30.0, after: int | None = None) -> CompactResult"),
+           "Gathers the tokens that score highest, or those of `keep`, into fewer blocks. Tokens [begin,\n"
+           "end) of `protect` stay, those of `discard` leave first. `disposition` is what becomes of the\n"
+           "others: 'drop'; 'less', by which they are added to the state of `less` (LESS); 'merge', by\n"
+           "which they change those that stay (D2O), above\n"
+           "`merge_thresholds`: one for each plane, as a result's, or one for all; none: the mean of\n"
+           "this call, of which `merge_smoothing` is the weight otherwise; or 'low' (MiKV), which writes\n"
+           "them to `low_blocks` in `low_bits` (4, or 2 or 8) an element: leased by the caller, who owns "
+           "them\n"
+           "and asks Layout.low how many that takes. With scope 'head', heads='ada' lets the KV heads of a\n"
+           "layer share its budget by their scores, by the terms of `ada` (AdaKV), and heads='given' has "
+           "each\n"
+           "keep what `ada` says for it. Then the table is as long\n"
+           "as the longest head's list, the rows of the others end with padding, which no query may attend,\n"
+           "and of the verbs that score only such a compact is for the sequence. DeadlineExceededError: ask "
+           "finish_compact.")
       .def(
           "finish_compact",
           [](PySequence& sequence, Timeout timeout) {

@@ -20,7 +20,7 @@ _LATEST = {"tova", "sage_kv"}
 _WINDOW = {"snapkv", "pyramidkv", "cake", "rkv", "mpcache", "quest", "graphkv"}
 _HOSTS = {"caote": "h2o", "fast_caote": "h2o", "graphkv": "snapkv", "chunkkv": "snapkv", "criticalkv": "snapkv"}  # By default.
 _SCOPES = ("sequence", "layer", "head")
-_HEADS = ("equal", "ada")
+_HEADS = ("equal", "ada", "given")
 _DISPOSITIONS = ("drop", "merge", "low", "less")
 _INLINED_BYTES = 1 << 20  # What a request carries of one array; a larger one lies in blocks.
 _HIDDEN_BYTES = 1 << 30
@@ -140,9 +140,11 @@ class KvPoolCache(Cache):
               are dropped later are dropped for all.
     heads     with scope "head": "equal", each KV head keeps as many tokens; "ada", the KV heads of a layer share its budget by their scores
               (AdaKV), also while decoding, where it is held token by token each time that a block of tokens has come: `budget` of them stay in a head on average.
-              Attention works on as many; the blocks are as many as the longest head's tokens take
+              Attention works on as many; the blocks are as many as the longest head's tokens take. "given": each KV head keeps its number of
+              `head_tokens`, likewise
     least_share, most  with heads "ada", the share of the budget that each head keeps at least (None: a fifth), and the tokens that it keeps at
               most, which is how long the sequence gets besides a block (None: twice the budget)
+    head_tokens  with heads "given", [layers, kv_heads] of the pooled layers: how many tokens each keeps, on average at most `budget`
     disposition  what becomes of a prompt's tokens that do not stay: "drop"; "merge", by which each is merged into the token that stays whose
               key is most like its own (D2O), in each KV head; "low", by which they go on in low precision (MiKV), in blocks besides the
               budget, and attention reads them too; or "less", by which they are added to a small state that attention
@@ -167,7 +169,7 @@ class KvPoolCache(Cache):
 
     def __init__(self, session: kvpool.Session, *, prompt: Any = None, policy: str | None = None, params: Mapping[str, Any] | None = None,
                  budget: int | None = None, scope: str = "sequence", heads: str = "equal", least_share: float | None = None,
-                 most: int | None = None, disposition: str = "drop", merge_threshold: float | None = None,
+                 most: int | None = None, head_tokens: Any = None, disposition: str = "drop", merge_threshold: float | None = None,
                  low_bits: int | None = None, less: LessKernel | None = None, weights: Any = None, signals: Mapping[str, Any] | None = None,
                  protection: kvpool.Protection | None = None, seal: bool = True, salt: bytes = b"", salt_from: int = 0, extra_keys: Sequence[bytes] = (),
                  window: int = 32, hidden_bytes: int = _HIDDEN_BYTES, guard: bool = False, timeout: float = 30.0, wait_ms: int = 0) -> None:
@@ -182,10 +184,12 @@ class KvPoolCache(Cache):
             raise ValueError(f"disposition is '{disposition}'; must be one of {', '.join(_DISPOSITIONS)}")
         if heads not in _HEADS:
             raise ValueError(f"heads is '{heads}'; must be one of {', '.join(_HEADS)}")
-        if heads == "ada" and (scope != "head" or disposition != "drop"):
-            raise ValueError(f"heads='ada' goes with scope='head' and disposition='drop': scope is '{scope}', disposition '{disposition}'")
+        if heads != "equal" and (scope != "head" or disposition != "drop"):
+            raise ValueError(f"heads='{heads}' goes with scope='head' and disposition='drop': scope is '{scope}', disposition '{disposition}'")
         if heads != "ada" and (least_share is not None or most is not None):
             raise ValueError("least_share and most go with heads='ada'")
+        if (head_tokens is not None) != (heads == "given"):
+            raise ValueError("head_tokens and heads='given' go together")
         if least_share is not None and not 0 < least_share <= 1:
             raise ValueError(f"least_share is {least_share}; must be above 0, and at most 1")
         if most is not None and budget is not None and most < budget:
@@ -198,10 +202,14 @@ class KvPoolCache(Cache):
             raise ValueError("less, a LessKernel, and disposition='less' go together")
         if policy is None and (scope != "sequence" or weights is not None or signals or disposition != "drop" or guard):
             raise ValueError("scope, disposition, weights, signals and guard go with a policy")
-        if heads == "ada" and not self.facts.signals:
-            raise ValueError("heads='ada' is part of attention: open_session(model, signals=True)")
+        if heads != "equal" and not self.facts.signals:
+            raise ValueError(f"heads='{heads}' is part of attention: open_session(model, signals=True)")
         self._dispose: dict[str, Any] = {"disposition": disposition, "merge_thresholds": [] if merge_threshold is None else [merge_threshold]}
-        self._ada = kvpool.AdaTerms(least_share=least_share or 0.0, most_tokens=most or 0) if heads == "ada" else None
+        self._heads, self._ada = heads, None
+        if heads == "ada":
+            self._ada = kvpool.AdaTerms(least_share=least_share or 0.0, most_tokens=most or 0)
+        elif heads == "given":
+            self._ada = kvpool.AdaTerms(tokens=self._flat(head_tokens))
         # [layers, kv_heads]: how many of the first `_counted` tokens each KV head has; behind them it has padding. None: all have all.
         self._counts: torch.Tensor | None = None
         self._counted = 0
@@ -417,6 +425,17 @@ class KvPoolCache(Cache):
             return self.resident
         return self._counts.float().mean().item() + self.resident - self._counted
 
+    def _flat(self, head_tokens: Any) -> list[int]:
+        told = torch.as_tensor(head_tokens)
+        wanted = [len(self.facts.pooled), self.facts.kv_heads]
+        if list(told.shape) != wanted or told.is_floating_point():
+            raise ValueError(f"head_tokens is {list(told.shape)} of {told.dtype}; must be {wanted} of integers: layers in the pool, KV heads")
+        assert self._budget is not None  # It goes with a policy.
+        if told.min() < 1 or told.double().mean() > self._budget:
+            raise ValueError(f"head_tokens are {told.min()} to {told.max()}, on average {told.double().mean():.1f}; must be 1 or more, and on average at "
+                             f"most the budget, {self._budget}")
+        return [int(count) for count in told.flatten()]
+
     def padding_of(self, layer: int, tokens: int) -> torch.Tensor | None:
         """[kv_heads, tokens]: where each KV head has none of what `write` returned, or None if all have all."""
         if self._counts is None:
@@ -485,7 +504,7 @@ class KvPoolCache(Cache):
                 return
             asked: dict[str, Any] = {"budget_tokens": self._budget, "protection": self._protection, "timeout": self._timeout}
             if self._ada is not None:
-                compacted = self._sequence.compact(scorer=self._scorer(lent), scope=self._scope, heads="ada", ada=self._ada, **asked)
+                compacted = self._sequence.compact(scorer=self._scorer(lent), scope=self._scope, heads=self._heads, ada=self._ada, **asked)
                 if not compacted.counts:  # The policy keeps all of so few tokens beyond the budget.
                     return
                 kept = self._share(compacted)
