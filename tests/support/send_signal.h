@@ -24,7 +24,8 @@ inline void StopProcess(pid_t pid) {
   KVPOOL_CHECK(pid > 0 && kill(pid, SIGSTOP) == 0, "no process %d to stop", pid);
   const auto stands = [pid] {
     std::error_code gone;
-    for (const auto& thread : std::filesystem::directory_iterator(absl::StrCat("/proc/", pid, "/task"), gone)) {
+    for (const auto& thread :
+         std::filesystem::directory_iterator(absl::StrCat("/proc/", pid, "/task"), gone)) {
       std::ifstream file(thread.path() / "stat");
       const std::string stat{std::istreambuf_iterator<char>(file), {}};
       const size_t name_ends = stat.rfind(") ");
