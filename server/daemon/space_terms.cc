@@ -175,6 +175,7 @@ std::string SpaceKey(const std::string& tenant_scope, const v1::Fingerprint& fin
 PoolOptions PoolOptionsOf(const DaemonOptions& options, const SpaceFacts& facts) {
   PoolOptions pool;
   pool.max_blocks = facts.geometry.max_blocks;
+  pool.slab_blocks = facts.geometry.blocks_in(facts.geometry.slab_bytes);
   pool.pin_budget = options.pin_budget;
   pool.keeps_sums = options.verify;
   for (const v1::LayerGroup& group : facts.layout.groups()) {

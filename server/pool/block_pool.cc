@@ -69,6 +69,7 @@ absl::Status BlockPool::Enter(BlockRange range) {
   }
   r.Prepare(r.capacity + 1 + range.size(), UINT32_MAX);
   r.free.InsertRange(range.first, range.end);
+  r.lease_order.Add(r.free, range);
   r.capacity += range.size();
   r.counts[static_cast<size_t>(BlockState::kFree)] += range.size();
   return absl::OkStatus();
@@ -250,8 +251,9 @@ LeaseOutcome BlockPool::Lease(Holder session, TimeMs now, uint32_t count, uint32
   const bool may_have_been_held = r.drops_turn == r.undo.turn();
   for (uint32_t i = 0; i < n; ++i) {
     if (i % next.size() == 0) {
-      for (size_t j = 0; j < std::min<size_t>(next.size(), n - i); ++j) {
-        next[j] = r.PopFree();
+      const uint32_t some = std::min<uint32_t>(next.size(), n - i);
+      for (uint32_t j = 0; j < some;) j += r.PopFree(some - j, &next[j]);
+      for (uint32_t j = 0; j < some; ++j) {
         r.records.Prefetch(next[j]);
         s->holds.Prefetch(next[j]);
       }
@@ -263,7 +265,7 @@ LeaseOutcome BlockPool::Lease(Holder session, TimeMs now, uint32_t count, uint32
     if (record.last_generation()) r.last_generation_blocks.push_back(b);
     record.parent = 0;
     record.refs = 1;
-    r.SetState(b, BlockState::kLeased);
+    r.CountState(b, BlockState::kLeased);
     r.Charge(b, session);
     r.AddHold(s, b);
     out->push_back(r.RefOf(b));

@@ -168,7 +168,7 @@ class BlockPool {
   // The next verbs are about these blocks and keys: prefetches what they will read, all together. Only advice.
   void Prefetch(Holder session, absl::Span<const BlockRef> blocks, absl::Span<const BlockKey> keys);
 
-  // Appends refs of up to `count` free blocks, now leased; none if the session may take fewer than `min`. It
+  // Appends refs of up to `count` free blocks, now leased, from the slabs with most in use (lease_order.h); none if the session may take fewer than `min`. It
   // stops at `most`, for a caller that goes on in another hold of its lock.
   // Reclaims (reason kDirect) when free blocks run short, up to 2,048: where that is not enough the shortfall
   // is kReclaiming, and asking again gets further.

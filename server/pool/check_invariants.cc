@@ -1,6 +1,7 @@
 // Verifies every sentence of BlockPool's class comment from scratch.
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <vector>
 
 #include "proto/support/check.h"
@@ -117,6 +118,7 @@ void PoolRep::CheckStates() const {
                count(BlockState::kFree), free_to_go);
   KVPOOL_CHECK(free.LowestFrom(extent + 1, options.max_blocks) == options.max_blocks,
                "a block is to be leased that is not there");
+  CheckLeaseOrder();
   uint32_t there = extent, end = 0;
   for (const auto& [first, hole_end] : holes) {
     KVPOOL_CHECK(end < first && first < hole_end && hole_end <= extent, "a hole from %u on, up to %u, of %u",
@@ -128,6 +130,28 @@ void PoolRep::CheckStates() const {
   KVPOOL_CHECK(vacating() || count(BlockState::kWithheld) == 0, "%u blocks are withheld for nothing",
                count(BlockState::kWithheld));
   CheckVacating();
+}
+
+void PoolRep::CheckLeaseOrder() const {
+  std::vector<uint32_t> in_use(lease_order.slabs()), to_lease(lease_order.slabs());
+  for (uint32_t b = 1; b <= extent; ++b) {
+    if (IsInUse(records[b].state())) ++in_use[lease_order.SlabOf(b)];
+    if (free.contains(b) && !going.contains(b)) ++to_lease[lease_order.SlabOf(b)];
+  }
+  uint32_t most = 0;  // Digits of the blocks in use of one that is next.
+  for (uint32_t slab = 0; slab < lease_order.slabs(); ++slab) {
+    KVPOOL_CHECK(lease_order.in_use(slab) == in_use[slab] && lease_order.to_lease(slab) == to_lease[slab],
+                 "slab %u has %u blocks in use and %u to lease; %u, %u counted", slab, in_use[slab],
+                 to_lease[slab], lease_order.in_use(slab), lease_order.to_lease(slab));
+    if (to_lease[slab] > 0) most = std::max<uint32_t>(most, std::bit_width(in_use[slab]));
+  }
+  KVPOOL_CHECK((lease_order.next().size() == 0) == (free_to_keep() == 0),
+               "%u blocks are to be leased, and the slab from %u on is next", free_to_keep(),
+               lease_order.next().first);
+  if (lease_order.next().size() == 0) return;
+  const uint32_t next = lease_order.SlabOf(lease_order.next().first);
+  KVPOOL_CHECK(to_lease[next] > 0 && (next == 0 || std::bit_width(in_use[next]) == most),
+               "slab %u is next, with %u blocks in use and %u to lease", next, in_use[next], to_lease[next]);
 }
 
 void PoolRep::CheckVacating() const {

@@ -1,7 +1,6 @@
-// The blocks that may be leased, as a set of which the lowest is at hand.
+// The blocks that may be leased, as a set of which the lowest is at hand, from any block on.
 //
-// Leases take the lowest free block, so that a pool that needs less than it has uses its lower end, and the slabs at its upper
-// end come to be empty. One bit for each block, and above 64 words of bits one bit that says whether any of them is set, and so
+// Leases take the lowest free block of a slab (lease_order.h). One bit for each block, and above 64 words of bits one bit that says whether any of them is set, and so
 // on: six words are read at most, four for a million blocks. Memory comes as blocks do.
 #ifndef KVPOOL_SERVER_POOL_FREE_SET_H_
 #define KVPOOL_SERVER_POOL_FREE_SET_H_
@@ -40,6 +39,7 @@ class FreeSet {
       at /= 64;
     }
   }
+  bool empty() const { return words_[begins_[levels_ - 1]] == 0; }
   bool contains(uint32_t block) const { return (words_[block / 64] & Bit(block)) != 0; }
   // All of [first, end), in time for a 64th of them.
   void InsertRange(uint32_t first, uint32_t end) {
@@ -74,6 +74,24 @@ class FreeSet {
       at = at / 64 + 1;
     }
     return end;
+  }
+  // Takes out the lowest blocks of [first, end), at most `most`, which must be 1 at least. Answers how many; it may be fewer than there are,
+  // and is none only where there is none.
+  uint32_t Pop(uint32_t first, uint32_t end, uint32_t most, uint32_t* out) {
+    const uint32_t lowest = LowestFrom(first, end);
+    if (lowest >= end) return 0;
+    uint64_t& word = words_[lowest / 64];
+    const uint32_t base = lowest / 64 * 64;
+    uint64_t rest = word & ~uint64_t{0} << lowest % 64;
+    if (end - base < 64) rest &= Ones(end - base);
+    uint32_t count = 0;
+    for (; rest != 0 && count < most; rest &= rest - 1) {
+      out[count++] = base + static_cast<uint32_t>(std::countr_zero(rest));
+    }
+    // The last one that leaves clears what is above.
+    for (uint32_t i = 1; i < count; ++i) word &= ~Bit(out[i]);
+    Erase(lowest);
+    return count;
   }
   // REQUIRES: there is one.
   uint32_t Lowest() const {

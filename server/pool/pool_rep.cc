@@ -58,6 +58,7 @@ PoolRep::PoolRep(const PoolOptions& pool_options, std::unique_ptr<ReplacementPol
       ghosts(GhostsOf(pool_options)),
       policy(std::move(replacement)),
       free(pool_options.max_blocks),
+      lease_order(pool_options.max_blocks, pool_options.slab_blocks),
       hold_pages(table.has_value() ? table->pages : nullptr, table.has_value() ? table->page_count : 0,
                  table.has_value() ? &table->begun.hold_pages : nullptr, &undo),
       sums(SumsOf(table, pool_options)) {
@@ -245,19 +246,32 @@ void PoolRep::Free(uint32_t b) {
     r.flags = BlockRecord::kRetired;
     return;
   }
-  SetState(b, BlockState::kFree);
+  const bool was_in_use = IsInUse(r.state());
+  CountState(b, BlockState::kFree);
   EndCharge(b);
   r.flags = 0;
   free.Insert(b);
-  if (going.contains(b)) ++free_to_go;
+  if (!going.contains(b)) {
+    lease_order.Add(b, was_in_use);
+  } else {
+    ++free_to_go;
+    if (was_in_use) lease_order.EndUse(b);
+  }
 }
 
-uint32_t PoolRep::PopFree() {
-  const uint32_t b = NextFree();
-  free.Erase(b);
-  if (going.contains(b)) --free_to_go;
-  next_new = std::max(next_new, b + 1);
-  return b;
+uint32_t PoolRep::PopFree(uint32_t most, uint32_t* out) {
+  const bool keeps = lease_order.next().size() > 0;
+  const BlockRange next = NextFree();
+  const uint32_t count = free.Pop(next.first, next.end, most, out);
+  KVPOOL_CHECK(count > 0, "no block is free among %u to %u", next.first, next.end);
+  if (keeps) {
+    lease_order.Lease(out[0], count);
+  } else {
+    free_to_go -= count;
+    for (uint32_t i = 0; i < count; ++i) lease_order.Use(out[i]);
+  }
+  next_new = std::max(next_new, out[count - 1] + 1);
+  return count;
 }
 
 void PoolRep::PrefetchEviction(uint32_t b) const {

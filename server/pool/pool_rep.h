@@ -2,6 +2,7 @@
 #ifndef KVPOOL_SERVER_POOL_POOL_REP_H_
 #define KVPOOL_SERVER_POOL_POOL_REP_H_
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <iterator>
@@ -20,6 +21,7 @@
 #include "server/pool/block_record.h"
 #include "server/pool/free_set.h"
 #include "server/pool/hold_table.h"
+#include "server/pool/lease_order.h"
 #include "server/pool/policy_feed.h"
 #include "server/pool/pool_table.h"
 #include "server/pool/pool_types.h"
@@ -128,6 +130,13 @@ class PoolRep final {
   }
   void GiveSteps(uint32_t steps) { steps_given = steps_left = steps; }
   void SetState(uint32_t b, BlockState state) {
+    const bool was_in_use = IsInUse(records[b].state());
+    CountState(b, state);
+    if (was_in_use == IsInUse(state)) return;
+    was_in_use ? lease_order.EndUse(b) : lease_order.Use(b);
+  }
+  // The same for one whose slab is told of it by another step.
+  void CountState(uint32_t b, BlockState state) {
     --counts[static_cast<size_t>(records[b].state())];
     ++counts[static_cast<size_t>(state)];
     records[b].set_state(state);
@@ -155,16 +164,21 @@ class PoolRep final {
   uint32_t NextVictim();
   // Makes a block free, or retires it. REQUIRES: leased, quarantined or cached, and not in the index.
   void Free(uint32_t b);
-  // REQUIRES: one is free.
-  uint32_t PopFree();
+  // Takes up to `most` blocks to be leased, and answers how many, one at least: their slabs know them as leased already.
+  // REQUIRES: most > 0, and one is free that was not taken.
+  uint32_t PopFree(uint32_t most, uint32_t* out);
   // Those that are free and not to be vacated.
   uint32_t free_to_keep() const { return count(BlockState::kFree) - free_to_go; }
   bool vacating() const { return going.first < going.end; }
-  // The block that is leased next: the lowest that is to be kept, if there is one. REQUIRES: one is free.
-  uint32_t NextFree() const {
-    const uint32_t lowest = free.Lowest();
-    const uint32_t behind = going.contains(lowest) ? free.LowestFrom(going.end, extent + 1) : lowest;
-    return behind <= extent ? behind : lowest;
+  // The block that is leased next is the lowest of these: of what is to be kept, in one slab (lease_order.h), or of what is to be
+  // vacated, where nothing else is free. REQUIRES: one is free.
+  BlockRange NextFree() const {
+    const BlockRange slab = lease_order.next();
+    if (slab.size() == 0) return going;
+    if (going.first >= slab.end || going.end <= slab.first) return slab;
+    const BlockRange front = {slab.first, std::max(slab.first, going.first)};
+    if (free.LowestFrom(front.first, front.end) < front.end) return front;
+    return {going.end, slab.end};
   }
   // Its id may be that of a block, and none is there.
   bool absent(uint32_t b) const {
@@ -239,6 +253,7 @@ class PoolRep final {
 
   // ---- check_invariants.cc
   void CheckStates() const;
+  void CheckLeaseOrder() const;
   void CheckVacating() const;
   void CheckRefs() const;
   void CheckCharges() const;
@@ -269,6 +284,7 @@ class PoolRep final {
   uint32_t last_generation_cached = 0;
 
   FreeSet free;
+  LeaseOrder lease_order;  // It ranks slabs by blocks in use, of those that have free ones to keep.
 
   // ---- Giving back (vacate.cc)
   BlockRange going;         // These are to be vacated; empty: none are.

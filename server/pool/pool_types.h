@@ -15,6 +15,10 @@ namespace kvpool {
 
 enum class BlockState : uint8_t { kFree, kLeased, kSealed, kCached, kQuarantined, kWithheld };
 inline constexpr int kBlockStates = 6;
+// Its memory can't be given back: a session may read or write it, and it does not move.
+inline constexpr bool IsInUse(BlockState state) {
+  return state == BlockState::kLeased || state == BlockState::kSealed || state == BlockState::kQuarantined;
+}
 
 // The blocks from `first` on, up to `end`, which is not one of them.
 struct BlockRange {
@@ -95,6 +99,9 @@ struct SessionLimits {
 struct PoolOptions {
   // The most blocks that the pool can grow to, with the null block. At least 1.
   uint32_t max_blocks = 0;
+  // Memory comes in slabs of so many blocks, the first from block 0 on, and goes in such: leases keep to few of them
+  // (lease_order.h). 0: it is of one piece.
+  uint32_t slab_blocks = 0;
   // One per layer group, 1 to 16 of them: the window in blocks, 0 for full attention.
   std::vector<uint32_t> windows;
   // The share of the capacity that may be pinned or retained above the default priority.

@@ -347,6 +347,7 @@ void PoolRep::RecoverStates(absl::Span<const BlockRange> there, RecoveredPool* f
   const auto enter = [&](uint32_t b, BlockState state) {
     records[b].set_state(state);
     ++counts[static_cast<size_t>(state)];
+    if (IsInUse(state)) lease_order.Use(b);
   };
   std::vector<std::pair<uint32_t, TimeMs>> pins;
   for (uint32_t b = next_new; b-- > 1;) {
@@ -389,6 +390,7 @@ void PoolRep::RecoverStates(absl::Span<const BlockRange> there, RecoveredPool* f
   for (const BlockRange& range : there) {
     const uint32_t first = std::clamp(next_new, range.first, range.end);
     free.InsertRange(first, range.end);
+    lease_order.Add(free, {first, range.end});
     counts[static_cast<size_t>(BlockState::kFree)] += range.end - first;
   }
   for (const auto& [b, until] : pins) RecoverPin(b, until);

@@ -24,7 +24,9 @@ constexpr uint64_t kMostNotesPerChild = 4;
 bool BlockPool::can_move() const { return rep_->vacating() && !rep_->handing_over; }
 
 uint32_t BlockPool::lowest_free() const {
-  return rep_->count(BlockState::kFree) == 0 ? UINT32_MAX : rep_->NextFree();
+  if (rep_->count(BlockState::kFree) == 0) return UINT32_MAX;
+  const BlockRange next = rep_->NextFree();
+  return rep_->free.LowestFrom(next.first, next.end);
 }
 
 BlockRange BlockPool::going() const { return rep_->going; }
@@ -37,6 +39,7 @@ void BlockPool::Vacate(BlockRange range) {
                r.extent);
   r.going = range;
   r.free_to_go = r.free.CountRange(range.first, range.end);
+  r.lease_order.Remove(r.free, range);
   r.noted_parents = range;
   r.ForgetChildren();
 }
@@ -47,6 +50,7 @@ bool BlockPool::PutBack(uint32_t most) {
   const uint32_t end = r.going.first + std::min(most, r.going.size());
   for (uint32_t b = r.going.first; b < end; ++b) {
     if (r.records[b].state() != BlockState::kFree) continue;
+    r.lease_order.Add(b, /*was_in_use=*/false);
     if (r.free.contains(b)) {
       --r.free_to_go;
       continue;

@@ -28,6 +28,8 @@ namespace {
 constexpr uint32_t kRequestBlocks = 64;
 constexpr uint32_t kSmallPool = 16u << 10;
 constexpr uint32_t kLargePool = 16u << 20;
+// As of 64 MiB slabs of 64 KiB blocks.
+constexpr uint32_t kSlabBlocks = 1024;
 // So many requests run between two looks at the clock; their keys are made before the first look.
 constexpr int kPreparedRequests = 64;
 constexpr double kMeasuredSeconds = 1.5;
@@ -59,7 +61,8 @@ class Load {
   explicit Load(uint32_t blocks)
       : blocks_(blocks),
         documents_(2 * blocks / kRequestBlocks),
-        pool_({.max_blocks = blocks, .windows = {0}}, *MakeReplacementPolicy("lru", blocks)) {
+        pool_({.max_blocks = blocks, .slab_blocks = kSlabBlocks, .windows = {0}},
+              *MakeReplacementPolicy("lru", blocks)) {
     KVPOOL_CHECK(pool_.Grow(blocks - 1).ok(), "%u blocks", blocks - 1);
     session_ = *pool_.AddSession({});
   }

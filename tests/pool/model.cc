@@ -297,9 +297,7 @@ LeaseOutcome Model::Lease(int session, uint32_t count, uint32_t min, std::vector
     Evict(victim, EvictReason::kDirect, nullptr);
   }
   for (uint32_t i = 0; i < n; ++i) {
-    const bool keeps = FreeToKeep() > 0;
-    uint32_t b = 1;
-    while (!free(b) || (keeps && going_.contains(b))) ++b;
+    const uint32_t b = NextFree();
     const uint32_t generation =
         (blocks[b].generation == 0 ? options.first_generation : blocks[b].generation) + 1;
     blocks[b] = {
@@ -589,6 +587,30 @@ uint32_t Model::FreeToKeep() const {
   uint32_t sum = 0;
   for (uint32_t b = 1; b < end_block(); ++b) sum += free(b) && !going_.contains(b) ? 1 : 0;
   return sum;
+}
+
+uint32_t Model::NextFree() const {
+  const bool keeps = FreeToKeep() > 0;
+  const uint32_t slab_blocks = options.slab_blocks == 0 ? options.max_blocks : options.slab_blocks;
+  std::map<uint32_t, int> in_use;
+  for (uint32_t b = 1; b < end_block(); ++b) {
+    const BlockState state = blocks[b].state;
+    in_use[b / slab_blocks] += blocks[b].there && state != BlockState::kFree &&
+                               state != BlockState::kCached && state != BlockState::kWithheld;
+  }
+  // The first slab is before all, and then as many in use as have most binary digits.
+  const auto rank = [&](uint32_t b) {
+    if (b < slab_blocks || !keeps) return 0;
+    int digits = 0;
+    for (int blocks_in_use = in_use[b / slab_blocks]; blocks_in_use > 0; blocks_in_use /= 2) ++digits;
+    return 100 - digits;
+  };
+  uint32_t next = 0;
+  for (uint32_t b = 1; b < end_block(); ++b) {
+    if (!free(b) || (keeps && going_.contains(b))) continue;
+    if (next == 0 || rank(b) < rank(next)) next = b;
+  }
+  return next;
 }
 
 void Model::Vacate(const BlockRange& range) { going_ = range; }

@@ -137,6 +137,7 @@ class Model {
   uint32_t CapRoom(int session) const;
   bool free(uint32_t b) const { return blocks[b].there && blocks[b].state == BlockState::kFree; }
   uint32_t FreeToKeep() const;
+  uint32_t NextFree() const;
   uint32_t Headroom(int session) const { return available() - promised() + unused(session); }
   // How many available blocks are among these and those in front of them.
   uint32_t CreditNeed(const std::set<uint32_t>& taken) const;
