@@ -13,7 +13,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 BUILD_PACKAGES=(
-  ca-certificates ccache cmake g++ libabsl-dev libbenchmark-dev libcivetweb-dev libcurl4-openssl-dev libgmock-dev libgrpc++-dev
+  ca-certificates ccache cmake g++ libabsl-dev libbenchmark-dev libcpp-httplib-dev libcurl4-openssl-dev libgmock-dev libgrpc++-dev
   libgtest-dev
   libprotobuf-dev libssl-dev libtcmalloc-minimal4 ninja-build nlohmann-json3-dev pkg-config prometheus-cpp-dev
   protobuf-compiler protobuf-compiler-grpc

@@ -241,16 +241,22 @@ absl::Status Kvpoold::Open(const Settings& settings) {
     MetricSources sources{.daemon = [this] { return daemon_->Snapshot(); },
                           .rpc = [this] { return rpc_stats_.Snapshot(); },
                           .attach = [this] { return attach_server_->Stats(); },
+                          .scrapes_refused = [this] { return scrape_stats_.refused(); },
                           .keeper_up = [this]() -> std::optional<bool> {
                             if (keeper_ == nullptr) return std::nullopt;
                             return !keeper_->lost();
                           },
                           .build = {.version = Version(), .cuda = CudaFacts()},
                           .start_time_seconds = start_time_seconds};
-    ASSIGN_OR_RETURN(metrics_server_, MetricsServer::Start(
-                                          settings.metrics_listen,
-                                          [sources = std::move(sources)] { return CollectMetrics(sources); },
-                                          [this] { return grpc_server_->serving(); }));
+    ASSIGN_OR_RETURN(
+        metrics_server_,
+        MetricsServer::Start(
+            settings.metrics_listen, [sources = std::move(sources)] { return CollectMetrics(sources); },
+            [this] { return grpc_server_->serving(); }, MetricsServer::kPatience,
+            {.tls = settings.metrics_tls,
+             .fd_ceiling = fd_ceiling,
+             .max_connections = static_cast<size_t>(std::clamp(fd_ceiling / 8, 16, 256)),
+             .stats = &scrape_stats_}));
   }
   ServingFacts facts{.version = Version(),
                      .socket = socket_,
@@ -298,6 +304,7 @@ uint32_t Kvpoold::Drain() {
 
 void Kvpoold::ReadAccessAgain() {
   if (grpc_server_ != nullptr) grpc_server_->LookAtCertificates();
+  if (metrics_server_ != nullptr) metrics_server_->LookAtCertificates();
   if (access_file_.empty()) return LogInfo("SIGHUP, and no --access to read again");
   const auto policy = AccessPolicyOf(access_file_);
   if (!policy.ok()) {

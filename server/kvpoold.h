@@ -18,6 +18,7 @@
 #include "server/keeper/keeper.h"
 #include "server/keeper/keeper_link.h"
 #include "server/metrics/metrics_server.h"
+#include "server/metrics/scrape_stats.h"
 #include "server/place.h"
 #include "server/rpc/grpc_server.h"
 #include "server/rpc/rpc_stats.h"
@@ -90,6 +91,7 @@ class Kvpoold {
   RpcStats rpc_stats_;
   std::unique_ptr<AttachServer> attach_server_;
   std::unique_ptr<GrpcServer> grpc_server_;
+  ScrapeStats scrape_stats_;
   std::unique_ptr<MetricsServer> metrics_server_;
   std::unique_ptr<Housekeeper> keeper_finder_;
 };

@@ -23,6 +23,7 @@
 #include "server/kvpoold.h"
 #include "server/program.h"
 #include "server/rpc/operator_tls.h"
+#include "server/rpc/tls_files.h"
 
 namespace kvpool {
 namespace {
@@ -45,6 +46,8 @@ absl::Status Kvpoold::CheckSettingsOfToday() const {
   if (status.ok()) status = settings->Placed(AccessPolicyOf(settings->access).status());
   if (status.ok() && !settings->operator_tls_listen.empty())
     status = settings->Placed(OperatorTls::Open(settings->operator_tls).status());
+  if (status.ok() && !settings->metrics_tls.certificate.empty())
+    status = settings->Placed(WatchedTlsFiles::Open(kMetricsTlsNames, settings->metrics_tls).status());
   if (status.ok()) return status;
   return absl::FailedPreconditionError(
       absl::StrCat("this program could not start again, if the next one failed: ", status.message()));

@@ -133,6 +133,13 @@ void AddPlaceFlags(CommandLine* line, Flags* flags) {
   flags->Add(
       "metrics-listen", &settings.metrics_listen,
       "host:port for GET /metrics and GET /health; port 0 takes a free one (see kvpoold.json); empty: none");
+  flags->Add("metrics-tls-cert", &settings.metrics_tls.certificate,
+             "PEM file with the certificate chain of --metrics-listen, which is HTTPS then");
+  flags->Add("metrics-tls-key", &settings.metrics_tls.key, "PEM file with its key");
+  flags->Add(
+      "metrics-tls-client-ca", &settings.metrics_tls.client_ca,
+      "PEM file with the CA that signs the certificates which scrapes and probes must show; empty: they "
+      "need none");
   flags->AddText(
       "metrics-detail", "standard",
       "standard, or debug: measures the processor time of each hold of a space's mutex too, which "
@@ -416,6 +423,21 @@ absl::Status CheckOperatorTls(const Settings& settings) {
   return absl::OkStatus();
 }
 
+// Certificate and key go together, and a CA with them.
+absl::Status CheckMetricsTls(const Settings& settings) {
+  const TlsFiles& tls = settings.metrics_tls;
+  const std::pair<const char*, const std::string&> files[] = {{"metrics-tls-cert", tls.certificate},
+                                                              {"metrics-tls-key", tls.key},
+                                                              {"metrics-tls-client-ca", tls.client_ca}};
+  for (const auto& [flag, path] : files) {
+    if (path.empty()) continue;
+    if (settings.metrics_listen.empty()) return BadFlag(flag, path, "is for --metrics-listen");
+    if (tls.certificate.empty() || tls.key.empty())
+      return BadFlag(flag, path, "needs --metrics-tls-cert and --metrics-tls-key");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ReadDaemonOptions(const CommandLine& line, DaemonOptions* daemon) {
   if (daemon->low_watermark > daemon->high_watermark) {
     return BadFlag("low-watermark", absl::StrCat(daemon->low_watermark),
@@ -442,6 +464,7 @@ absl::Status ReadDaemonOptions(const CommandLine& line, DaemonOptions* daemon) {
 absl::Status Finish(const CommandLine& line, Settings* settings) {
   RETURN_IF_ERROR(ReadPaths(line, settings));
   RETURN_IF_ERROR(CheckOperatorTls(*settings));
+  RETURN_IF_ERROR(CheckMetricsTls(*settings));
   for (const std::string& text : line.tiers) {
     if (text.empty()) continue;
     ASSIGN_OR_RETURN(settings->tiers.emplace_back(), ParseTierOptions(text));

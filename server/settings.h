@@ -30,6 +30,7 @@ struct Settings {
   std::string socket, state_dir;
   std::string access;  // File of rules; empty: none.
   std::string metrics_listen = "127.0.0.1:9400";
+  TlsFiles metrics_tls;
   bool default_socket = false;  // Nobody named one: its directory is the daemon's own.
   std::optional<uint32_t> socket_group;
   uint32_t rpc_threads = 0;  // See GrpcServerOptions::threads.

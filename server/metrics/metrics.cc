@@ -751,6 +751,12 @@ std::vector<MetricFamily> CollectMetrics(const MetricSources& sources) {
               "metric.");
     out.Add({}, *keeper_up ? 1 : 0);
   }
+  out.Counter(
+      "kvpool_metrics_connections_refused_total",
+      "Connections to the metrics address that were closed without an answer, or not the whole of it, by "
+      "reason.");
+  for (const auto& [reason, count] : sources.scrapes_refused())
+    out.Add({{"reason", reason}}, static_cast<double>(count));
   AddProcess(ReadProcessFacts(), &out);
   const LogDropped dropped = LogLinesDropped();
   out.Counter("kvpool_log_dropped_total", "Lines of the log that were dropped, as nobody read it.");

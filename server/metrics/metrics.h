@@ -5,7 +5,9 @@
 
 #include <prometheus/metric_family.h>
 
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -25,7 +27,8 @@ struct MetricSources {
   std::function<DaemonSnapshot()> daemon;
   std::function<RpcStats::Totals()> rpc;
   std::function<AttachStats()> attach;
-  std::function<std::optional<bool>()> keeper_up;  // None: it has none.
+  std::function<std::map<std::string, uint64_t>()> scrapes_refused;  // ScrapeStats::refused().
+  std::function<std::optional<bool>()> keeper_up;                    // None: it has none.
   BuildFacts build;
   double start_time_seconds = 0;  // Unix time.
 };

@@ -67,14 +67,23 @@ def probe_violations(pod):
     return [f"{probe} asks {asked[probe]}, not {command}" for probe, command in PROBES.items() if asked[probe] != command]
 
 
-def pod_monitor_violations(monitor, labels):
-    """The part of monitoring.coreos.com/v1 PodMonitor that is used here."""
+def pod_monitor_violations(monitor, labels, pod):
+    """The part of monitoring.coreos.com/v1 PodMonitor that is used here, and that it asks as the daemon answers."""
     spec = monitor["spec"]
+    daemon = next((c for c in pod.get("initContainers", []) if c["name"] == "kvpoold"), {})
+    flags = {word.split("=")[0] for word in daemon.get("args", [])}
+    tls = {"--metrics-tls-cert": "serverName", "--metrics-tls-key": "ca", "--metrics-tls-client-ca": "cert"}
+    wrong = []
+    for endpoint in spec["podMetricsEndpoints"]:
+        config = endpoint.get("tlsConfig", {})
+        if {flag for flag, key in tls.items() if key in config} != flags & tls.keys() or (endpoint.get("scheme") == "https") != bool(config):
+            wrong.append(f"PodMonitor asks by {endpoint.get('scheme', 'http')} with {sorted(config)}, kvpoold has {sorted(flags & tls.keys())}")
+        wrong += [f"PodMonitor: unknown field tlsConfig.{key}" for key in config if key not in ("ca", "cert", "keySecret", "serverName")]
     selected = spec["selector"]["matchLabels"].items() <= labels.items()
-    return ([] if selected else ["PodMonitor selects no pod"]) + [
+    return wrong + ([] if selected else ["PodMonitor selects no pod"]) + [
         f"PodMonitor: unknown field {key}" for key in spec if key not in ("selector", "podMetricsEndpoints")] + [
             f"PodMonitor: unknown field {key}" for endpoint in spec["podMetricsEndpoints"] for key in endpoint
-            if key not in ("port", "interval", "scrapeTimeout", "honorLabels", "relabelings", "metricRelabelings")]
+            if key not in ("port", "interval", "scrapeTimeout", "honorLabels", "relabelings", "metricRelabelings", "scheme", "tlsConfig")]
 
 
 def flag_violations(root, pod):
@@ -96,7 +105,7 @@ def check(root, kubectl, kubernetes_validate, yaml, folder):
     if rendered.returncode != 0:
         return [rendered.stderr.strip()]
     objects = list(yaml.safe_load_all(rendered.stdout))
-    found, labels = [], {}
+    found, labels, pod = [], {}, {}
     for item in objects:
         if item["kind"] == "PodMonitor":  # a custom resource: the API has no schema of it
             continue
@@ -112,7 +121,7 @@ def check(root, kubectl, kubernetes_validate, yaml, folder):
                       flag_violations(root, pod))
     for item in objects:
         if item["kind"] == "PodMonitor":
-            found += pod_monitor_violations(item, labels)
+            found += pod_monitor_violations(item, labels, pod)
     print(f"{folder.relative_to(root)}: {', '.join(item['kind'] for item in objects)}: {len(found)} things wrong")
     return [f"{folder.relative_to(root)}: {message}" for message in found]
 

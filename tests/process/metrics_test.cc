@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "server/metrics/process_facts.h"
+#include "server/metrics/scrape_stats.h"
 
 namespace kvpool {
 namespace {
@@ -28,6 +29,7 @@ std::vector<prometheus::MetricFamily> Families(const DaemonSnapshot& daemon) {
   return CollectMetrics({.daemon = [&daemon] { return daemon; },
                          .rpc = [] { return RpcStats::Totals(); },
                          .attach = [] { return AttachStats(); },
+                         .scrapes_refused = [] { return ScrapeStats().refused(); },
                          .keeper_up = [] { return true; },
                          .build = {.version = "1", .cuda = "built without"}});
 }

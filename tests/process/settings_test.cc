@@ -137,6 +137,13 @@ TEST(SettingsTest, FlagsThatWouldBeIgnoredAreRefused) {
                                  "--operator-tls-key=/k", "--operator-tls-ca=/a"})),
             "--operator-tls-listen=:1: needs --access, a file of rules that says whose certificates are "
             "operators'");
+  EXPECT_EQ(Error(ParseSettings({"--metrics-listen=", "--metrics-tls-cert=/c", "--metrics-tls-key=/k"})),
+            "--metrics-tls-cert=/c: is for --metrics-listen");
+  for (const char* flag : {"--metrics-tls-cert=/c", "--metrics-tls-key=/k", "--metrics-tls-client-ca=/a"}) {
+    EXPECT_EQ(Error(ParseSettings({flag})),
+              absl::StrCat(flag, ": needs --metrics-tls-cert and --metrics-tls-key"));
+  }
+  EXPECT_TRUE(ParseSettings({"--metrics-tls-cert=/c", "--metrics-tls-key=/k"}).ok());
   EXPECT_THAT(Error(ParseSettings({"--tenant-share=0"})), StartsWith("--tenant-share=0: "));
   EXPECT_THAT(Error(ParseSettings({"--socket=/tmp/"})), StartsWith("--socket=/tmp/: "));
   // To chown it means: leave the group as it is.
