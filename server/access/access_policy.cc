@@ -20,7 +20,6 @@
 namespace kvpool {
 namespace {
 
-constexpr size_t kMaxRuleNameBytes = 64;
 constexpr size_t kMaxCgroupBytes = 4096;
 constexpr size_t kMaxSanBytes = 256;
 constexpr size_t kFingerprintDigits = 64;
@@ -170,9 +169,9 @@ absl::Status Check(const Section& section) {
 absl::StatusOr<std::string> ParseRuleName(absl::string_view line) {
   if (line.back() != ']') return BadPolicy(absl::StrCat("\"", line, "\" is not \"[name]\""));
   const absl::string_view name = absl::StripAsciiWhitespace(line.substr(1, line.size() - 2));
-  if (name.empty() || name.size() > kMaxRuleNameBytes) {
+  if (name.empty() || name.size() > kMostRuleNameBytes) {
     return BadPolicy(absl::StrCat("the name of a rule has ", name.size(), " bytes; the limits are 1 and ",
-                                  kMaxRuleNameBytes));
+                                  kMostRuleNameBytes));
   }
   return std::string(name);
 }

@@ -27,6 +27,7 @@
 namespace kvpool {
 
 inline constexpr size_t kMostAccessRules = 256;
+inline constexpr size_t kMostRuleNameBytes = 64;
 inline constexpr size_t kMostAccessValues = 256;  // Values of one line.
 inline constexpr uint32_t kNoAccessLimit = UINT32_MAX;
 inline constexpr uint32_t kMostWeight = 1000;

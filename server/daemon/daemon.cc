@@ -122,6 +122,8 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
   RETURN_IF_ERROR(daemon->StartEventLog());
   daemon->start_report_.cold = ColdStart::kNoKeeper;
   if (keeper != nullptr) RETURN_IF_ERROR(daemon->Recover());
+  // They may be others than those of the daemon before.
+  daemon->ApplyRules();
   daemon->start_ms_ = clock->NowMs();
   if (daemon->tiers_ != nullptr) {
     daemon->tier_mover_ =

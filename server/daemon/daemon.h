@@ -19,6 +19,7 @@
 //   daemon_give_back.cc  memory that moves from one space to another; SetShare
 //   daemon_hand_over.cc  what is asked and done before another daemon takes over
 //   daemon_policy.cc     GetPolicies, SetPolicy
+//   daemon_rules.cc      rules of access that were read again, and the terms of spaces
 //   daemon_operator.cc   all other operator verbs
 //   daemon_snapshot.cc   Snapshot, for metrics
 //   daemon_tiers.cc      tiers that come and go
@@ -191,6 +192,10 @@ class Daemon final : private SpaceOwner {
   DaemonSnapshot Snapshot();
   // So many have sessions.
   size_t tenants() const;
+  // The rules were read again: what they say of a space's limit and weight reaches each open one from the rule by which it was
+  // opened last, known by its name; what an operator says stays in front of that. Where that rule is gone, or is not for the
+  // space's tenant any more, what it said stays until the next opening. Each change, and each rule that is gone, has an audit line.
+  void ApplyRules();
   const AccessControl& access() const { return *options_.access; }
   // One round of growth, background reclaim, expiry and closing of idle spaces. Ends the process if a
   // GPU is lost.

@@ -93,9 +93,11 @@ MemberIdentity Identify(const Registry::Claimed& claimed, const v1::Role& role) 
 // A space has the terms of a rule while a session opens by it, and afterwards if that succeeded.
 class RuleTerms {
  public:
-  RuleTerms(Space* space, const AccessRule& rule) : space_(*space), terms_(TermsOf(rule)) {
+  // All outlive it.
+  RuleTerms(Space* space, const AccessControl* access, const AccessRule* rule)
+      : space_(*space), access_(*access), rule_(*rule) {
     SpaceLock lock(space_);
-    space_.BeginOpening(terms_);
+    space_.BeginOpening(TermsOf(rule_));
   }
   ~RuleTerms() {
     SpaceLock lock(space_);
@@ -105,12 +107,14 @@ class RuleTerms {
   RuleTerms& operator=(const RuleTerms&) = delete;
   void Keep() {
     SpaceLock lock(space_);
-    space_.KeepTerms(terms_);
+    // Daemon::ApplyRules comes before this and has no part in it, or behind it.
+    space_.KeepTerms(rule_.name, TermsInForce(access_, rule_, space_.facts.tenant));
   }
 
  private:
   Space& space_;
-  const GiveBack::Terms terms_;
+  const AccessControl& access_;
+  const AccessRule& rule_;
 };
 
 // A session whose guarantee is above what it may hold could never have it.
@@ -442,7 +446,7 @@ absl::Status Daemon::OpenSession(const v1::OpenSession& request, v1::OpenSession
                         [this](const std::shared_ptr<Space>& closed) { Retire(closed); });
   RETURN_IF_ERROR(CheckSameSpace(space->facts, devices_, request));
   // They bound what is made for this opening already.
-  RuleTerms terms_of_rule(space.get(), *rule);
+  RuleTerms terms_of_rule(space.get(), options_.access.get(), rule.get());
   SessionTerms terms{
       .id = registry_->NextSessionId(),
       .client_name = request.client_name().empty() ? claim->client_name : request.client_name(),

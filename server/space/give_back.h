@@ -122,9 +122,11 @@ class GiveBack {
     // of these to other tenants (WeightedShares). Where no space of the device has one, nothing is anybody's own; where some have,
     // the others' is 1.
     uint32_t weight = 0;
+    bool operator==(const Terms&) const = default;
   };
   Terms of_rule, of_operator;
-  Terms kept;             // Those of the rule of the last opening that succeeded.
+  Terms kept;             // Those of the rule of the last opening that succeeded,
+  std::string rule;       // and its name; empty: there was none, or an earlier daemon did not keep it.
   uint32_t openings = 0;  // So many are under way: `of_rule` is that of the last one.
   uint32_t limit_blocks() const {
     return of_operator.limit_blocks > 0 ? of_operator.limit_blocks : of_rule.limit_blocks;

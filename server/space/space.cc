@@ -207,8 +207,9 @@ void Space::BeginOpening(const GiveBack::Terms& of_rule) {
   ApplyTerms();
 }
 
-void Space::KeepTerms(const GiveBack::Terms& of_rule) {
+void Space::KeepTerms(const std::string& rule, const GiveBack::Terms& of_rule) {
   state.give_back.kept = of_rule;
+  state.give_back.rule = rule;
   KeepShares();
   if (state.give_back.openings > 0) return;
   state.give_back.of_rule = of_rule;
@@ -218,11 +219,13 @@ void Space::KeepTerms(const GiveBack::Terms& of_rule) {
 void Space::KeepShares() {
   if (table == nullptr) return;
   const GiveBack& give_back = state.give_back;
-  table->KeepShares({.share_blocks = give_back.share_blocks,
-                     .operator_limit_blocks = give_back.of_operator.limit_blocks,
-                     .operator_weight = give_back.of_operator.weight,
-                     .rule_limit_blocks = give_back.kept.limit_blocks,
-                     .rule_weight = give_back.kept.weight});
+  KeptShares shares{.share_blocks = give_back.share_blocks,
+                    .operator_limit_blocks = give_back.of_operator.limit_blocks,
+                    .operator_weight = give_back.of_operator.weight,
+                    .rule_limit_blocks = give_back.kept.limit_blocks,
+                    .rule_weight = give_back.kept.weight};
+  shares.rule_bytes = static_cast<uint32_t>(give_back.rule.copy(shares.rule, sizeof(shares.rule)));
+  table->KeepShares(shares);
 }
 
 void Space::EndOpening() {

@@ -109,9 +109,9 @@ class Space {
   // What it may have and what is its own follow from give_back's terms, which have changed.
   void ApplyTerms() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // A session opens by a rule, whose terms bound what is made for it already. Once no opening is under way, those of the last
-  // that succeeded count.
+  // that succeeded count, as that rule says them since: KeepTerms is also for one that was read again.
   void BeginOpening(const GiveBack::Terms& of_rule) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  void KeepTerms(const GiveBack::Terms& of_rule) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  void KeepTerms(const std::string& rule, const GiveBack::Terms& of_rule) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // For the next daemon: what operators and the rule of the last opening say.
   void KeepShares() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void EndOpening() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);

@@ -114,6 +114,7 @@ RecoveredPool Space::Recover(Inheritance inheritance, std::vector<std::shared_pt
   state.give_back.of_operator = {.limit_blocks = shares.operator_limit_blocks,
                                  .weight = shares.operator_weight};
   state.give_back.kept = {.limit_blocks = shares.rule_limit_blocks, .weight = shares.rule_weight};
+  state.give_back.rule.assign(shares.rule, std::min<size_t>(shares.rule_bytes, sizeof(shares.rule)));
   state.give_back.of_rule = state.give_back.kept;
   ApplyTerms();
   // Before the pool forgets which turn was torn.

@@ -73,7 +73,12 @@ class GiveBackTest : public GrowthTest {
   static std::string NameOf(uint64_t block) { return Key("block" + std::to_string(IdOf(block))); }
   static std::string NameOfId(uint32_t id) { return Key("block" + std::to_string(id)); }
   void Rules(const std::string& line) {
-    access_->Replace(MakePolicy("[rule]\nuid = *\nrole = engine\ntenant = *\n" + line + "\n"));
+    RulesAre("[rule]\nuid = *\nrole = engine\ntenant = *\n" + line + "\n");
+  }
+  // The file is read again, if the daemon is there.
+  void RulesAre(const std::string& rules) {
+    access_->Replace(MakePolicy(rules));
+    if (daemon_ != nullptr) daemon_->ApplyRules();
   }
   // The housekeeper goes on, for longer than slabs are asked for.
   void GoOn(const std::vector<Engine*>& engines) {
@@ -636,24 +641,113 @@ TEST_F(GiveBackTest, ASpaceStaysWithinTheLimitOfItsRule) {
   EXPECT_TRUE(wish->Open(request).ok());
 }
 
-TEST_F(GiveBackTest, ARuleThatIsReadAgainCountsAtTheNextOpening) {
+TEST_F(GiveBackTest, ALimitThatIsReadAgainCountsAtOnce) {
+  Rules("space-blocks = 63\nweight = 3");
+  StartDaemon(4);
+  v1::OpenSession request = OpenRequest("a");
+  request.set_guaranteed_blocks(20);
+  const auto a = OpenEngine(request, "a");
+  const std::vector<uint64_t> held = LeaseAll(a.get(), 4 * kSlabBlocks - 2);
+  ASSERT_EQ(Space(0).slabs, 4);
+  testing::internal::CaptureStderr();
+  Rules("space-blocks = 15\nweight = 2");
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              AllOf(HasSubstr("terms of a space changed"), HasSubstr("rule=rule"),
+                    HasSubstr("old_limit_blocks=63 limit_blocks=15"), HasSubstr("old_weight=3 weight=2")));
+  EXPECT_EQ(Space(0).limit_blocks, kSlabBlocks - 1);
+  EXPECT_EQ(Space(0).weight, 2);
+  GoOn({a.get()});
+  EXPECT_EQ(Space(0).slabs, 4) << "all of it is held";
+  a->Release({held.begin() + 1, held.end()});
+  GoOn({a.get()});
+  // Two slabs have room for what is held and promised, one has not.
+  EXPECT_EQ(Space(0).slabs, 2);
+  const std::vector<uint64_t> promised = a->Lease(19);
+  EXPECT_EQ(promised.size(), 19) << "a limit takes no guarantee back";
+  GoOn({a.get()});
+  EXPECT_EQ(Space(0).slabs, 2);
+  Rules("space-blocks = 63\nweight = 2");
+  EXPECT_EQ(LeaseAll(a.get(), 30).size(), 30);
+  EXPECT_GT(Space(0).slabs, 2);
+  testing::internal::CaptureStderr();
+  daemon_->ApplyRules();
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "") << "nothing changed";
+}
+
+// What runs goes on, and who comes next is asked for his rule.
+TEST_F(GiveBackTest, WhatARuleSaidStaysWhereItIsGone) {
+  const std::string own = "\nrole = engine\ntenant = team\nspace-blocks = 31\nweight = 7\n";
+  const std::string rule = "[rule]\nuid = 1000" + own, other = "[other]\nuid = 1000" + own;
+  RulesAre(rule);
   StartDaemon(4);
   const auto a = OpenEngine(OpenRequest("a"), "a");
-  a->Release(LeaseAll(a.get(), 4 * kSlabBlocks - 2));
-  ASSERT_EQ(Space(0).slabs, 4);
-  Rules("space-blocks = 31");
-  daemon_->HousekeepOnce();
-  EXPECT_EQ(Space(0).slabs, 4);
-  const auto second = OpenEngine(OpenRequest("a"), "a2");
-  GoOn({a.get(), second.get()});
-  EXPECT_EQ(Space(0).slabs, 2);
+  const auto waiting = Attach("a2");
+  // The uid that a rule matches does not tell whose the space is: its tenant does.
+  for (const std::string& gone :
+       {other, std::string("[rule]\nuid = 1000\nrole = engine\ntenant = another\nweight = 9\n"),
+        std::string("[rule]\nuid = 1000\nrole = observer\n"),
+        std::string("[rule]\nuid = 1000\nrole = engine\ntenant = *\nweight = 9\n")}) {
+    testing::internal::CaptureStderr();
+    RulesAre(gone);
+    EXPECT_THAT(testing::internal::GetCapturedStderr(),
+                AllOf(HasSubstr("rule of a space is gone"), HasSubstr("rule=rule"), HasSubstr("weight=7")))
+        << gone;
+    EXPECT_EQ(Space(0).weight, 7) << gone;
+    EXPECT_EQ(Space(0).limit_blocks, 31) << gone;
+    EXPECT_EQ(LeaseUpTo(4, a.get(), {a.get()}).size(), 4);
+  }
+  RulesAre("[rule]\nuid = 1001\nrole = engine\ntenant = team\nweight = 8\n");
+  EXPECT_EQ(Space(0).weight, 8) << "it is there again, and for the tenant";
+  EXPECT_EQ(waiting->Open(OpenRequest("a")).code(), absl::StatusCode::kPermissionDenied);
+}
+
+TEST_F(GiveBackTest, ATenantOfOneUidHasNoRuleOfOthers) {
+  const std::string line = "\nrole = engine\ntenant = *\nweight = ";
+  RulesAre("[rule]\nuid = 1000" + line + "5\n");
+  StartDaemon(4);
+  const auto a = OpenEngine(OpenRequest("a"), "a");
+  RulesAre("[rule]\nuid = 1001" + line + "6\n");
+  EXPECT_EQ(Space(0).weight, 5);
+  RulesAre("[rule]\nuid = 1001, 1000" + line + "6\n");
+  EXPECT_EQ(Space(0).weight, 6);
+  RulesAre("[rule]\nuid = *" + line + "7\n");
+  EXPECT_EQ(Space(0).weight, 7);
+}
+
+// An opening that began by the rule as it was keeps what the rule says when it ends.
+TEST_F(GiveBackTest, ARuleThatIsReadAgainWhileASessionOpensCounts) {
+  Rules("space-blocks = 63\nweight = 5");
+  options_.give_back_ms = 10'000;
+  const auto a = Full(3);
+  const uint64_t held = a->Match({NameOfId(40)}).groups(0).blocks(0);
+  std::unique_ptr<Engine> b;
+  absl::Status opened;
+  std::thread opening([&] { opened = OpenB(20, &b); });
+  while (daemon_->Snapshot().spaces.size() < 2 || Space(0).give_back.asked == 0) std::this_thread::yield();
+  Rules("space-blocks = 47\nweight = 6");
+  a->Release({held});
+  opening.join();
+  ASSERT_TRUE(opened.ok()) << opened;
+  EXPECT_EQ(Space(1).weight, 6);
+  EXPECT_EQ(Space(1).limit_blocks, 47);
+}
+
+TEST_F(GiveBackTest, AnOperatorComesBeforeARuleThatIsReadAgain) {
+  Rules("weight = 5");
+  StartDaemon(4);
+  const auto a = OpenEngine(OpenRequest("a"), "a");
+  SetWeight(0, 9);
+  Rules("weight = 6");
+  EXPECT_EQ(Space(0).weight, 9);
+  SetWeight(0, 0);
+  EXPECT_EQ(Space(0).weight, 6);
 }
 
 TEST_F(GiveBackTest, AnOpeningThatIsRefusedLeavesTheLimitAsItWas) {
   StartDaemon(4);
   const auto a = OpenEngine(OpenRequest("a"), "a");
   a->Release(LeaseAll(a.get(), 4 * kSlabBlocks - 2));
-  Rules("space-blocks = 31");
+  RulesAre("[small]\nuid = *\nrole = engine\ntenant = *\nspace-blocks = 31\n");
   v1::OpenSession request = OpenRequest("a");
   request.set_guaranteed_blocks(40);
   EXPECT_EQ(Attach("a2")->Open(request).code(), absl::StatusCode::kResourceExhausted);

@@ -669,6 +669,50 @@ TEST_F(RecoveryTest, SharesOutliveTheDaemonAsTheyWereLastSet) {
   }
 }
 
+// Rules change while no daemon is there, or while the space is idle: it hears of that without an opening.
+TEST_F(RecoveryTest, RulesThatChangedMeanwhileCount) {
+  const auto rules = [](const std::string& name, int weight) {
+    return MakeAccess("[" + name + "]\nuid = *\nrole = engine\ntenant = *\nweight = " +
+                      std::to_string(weight) + "\nspace-blocks = 900\n");
+  };
+  options_.access = rules("rule", 7);
+  ASSERT_TRUE(Start().ok());
+  {
+    Sleeper process;
+    auto engine = Open(process.credentials());
+    ASSERT_NE(engine, nullptr) << opened_;
+    engine->Release(engine->Lease(3));
+    const std::vector<uint64_t> blocks = engine->Lease(3);
+    engine->Seal(blocks, Keys("k", 3));
+    engine->Release(blocks);
+    Kill();
+  }
+  const auto weight = [this] { return daemon_->Snapshot().spaces.at(0).weight; };
+  options_.access = rules("rule", 8);
+  ASSERT_TRUE(Start().ok());
+  EXPECT_EQ(weight(), 8);
+  options_.access->Replace(MakePolicy(
+      "[other]\nuid = *\nrole = engine\ntenant = *\n[rule]\nuid = 4242\nrole = engine\ntenant = a\n"));
+  daemon_->ApplyRules();
+  EXPECT_EQ(weight(), 8) << "the rule is not for its tenant any more";
+  Kill();
+  ASSERT_TRUE(Start().ok());
+  EXPECT_EQ(weight(), 8);
+  options_.access = rules("rule", 9);
+  Kill();
+  ASSERT_TRUE(Start().ok());
+  EXPECT_EQ(weight(), 9);
+  // A build that knows no names of rules keeps its own shares, and those end what was kept beside them.
+  Kill();
+  ASSERT_NO_FATAL_FAILURE(VisitTable(keeper_, [](OtherTable table) {
+    EXPECT_EQ(table.KeptWeight(), 9u);
+    table.KeepSharesAsBefore(5);
+  }));
+  options_.access = rules("rule", 10);
+  ASSERT_TRUE(Start().ok());
+  EXPECT_EQ(weight(), 5) << "of whichever rule that was";
+}
+
 // A pinned system prompt is worth most when everybody comes back at once.
 TEST_F(RecoveryTest, WhatWasPinnedStaysPinned) {
   ASSERT_TRUE(Start().ok());
