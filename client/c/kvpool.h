@@ -89,6 +89,7 @@ typedef struct {
   size_t device_uuid_count;
   int kind;           /* A kvpool.v1.SpaceKind; 0: slabs. */
   uint64_t give_back; /* KVPOOL_GIVE_BACK_NEVER, or another of the three. */
+  uint64_t priority_class; /* A kvpool.v1.PriorityClass; 0: that of the daemon's rule. */
 } kvpool_options;
 
 /* Whether the daemon may take slabs back that it has mapped here; GiveBack in client/session_options.h says more.

@@ -129,6 +129,12 @@ absl::StatusOr<kvpool::SessionOptions> ReadOptions(const kvpool_options* given) 
       return absl::InvalidArgumentError(
           absl::StrCat("options.give_back is ", options.give_back, "; must be 0 to 2"));
   }
+  if (options.priority_class > static_cast<uint64_t>(kvpool::v1::PriorityClass_MAX)) {
+    return absl::InvalidArgumentError(absl::StrCat("options.priority_class is ", options.priority_class,
+                                                   "; must be 0 to ",
+                                                   static_cast<int>(kvpool::v1::PriorityClass_MAX)));
+  }
+  result.priority_class = static_cast<kvpool::v1::PriorityClass>(options.priority_class);
   if (options.magazine_blocks != 0) result.magazine_blocks = options.magazine_blocks;
   if (options.open_timeout_ms != 0) result.open_timeout = std::chrono::milliseconds(options.open_timeout_ms);
   return result;

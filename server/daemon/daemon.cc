@@ -478,7 +478,7 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space, const Standing& stan
     if (const uint32_t excess = give_back.under_way() ? 0 : give_back.excess_slabs(); excess > 0) {
       give_back.Ask(excess, clock_->NowMs() + kExcessMs);
     }
-    growth.set_own_elsewhere(standing.below);
+    growth.set_own_elsewhere(standing.elsewhere);
     const bool blocked = growth.blocked();
     // A space that could not grow may when others have given back.
     if (blocked && room && !others_ask) growth.Unblock(clock_->NowMs());
@@ -489,7 +489,7 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space, const Standing& stan
   }
   // This space has nothing left to evict: it needs the memory more than a cache that no session uses.
   if (needs_room) {
-    if (const auto idle = CloseIdleFor(*space)) {
+    if (const auto idle = CloseIdleFor(*space, space->priority())) {
       Retire(idle);
       needs_slab = true;
       evicts = false;

@@ -25,7 +25,7 @@ void Daemon::ApplyRules() {
       const auto now = options_.access->RuleNamed(rule);
       before = after = give_back.kept;
       gone = now == nullptr || !IsForTenant(*now, space->facts.tenant);
-      if (!gone) after = TermsOf(*now);
+      if (!gone) after = TermsOf(*now, before.asked);
       if (after != before) space->KeepTerms(rule, after);
     }
     if (gone) {
@@ -34,15 +34,19 @@ void Daemon::ApplyRules() {
                                                     {"rule", rule},
                                                     {"limit_blocks", before.limit_blocks},
                                                     {"weight", before.weight},
+                                                    {"priority", PriorityClassName(before.priority_class())},
                                                     {"until", "its next opening"}});
     } else if (after != before) {
-      LogAudit("terms of a space changed", LogFields{{"space", space->facts.id},
-                                                     {"tenant", space->facts.tenant},
-                                                     {"rule", rule},
-                                                     {"old_limit_blocks", before.limit_blocks},
-                                                     {"limit_blocks", after.limit_blocks},
-                                                     {"old_weight", before.weight},
-                                                     {"weight", after.weight}});
+      LogAudit("terms of a space changed",
+               LogFields{{"space", space->facts.id},
+                         {"tenant", space->facts.tenant},
+                         {"rule", rule},
+                         {"old_limit_blocks", before.limit_blocks},
+                         {"limit_blocks", after.limit_blocks},
+                         {"old_weight", before.weight},
+                         {"weight", after.weight},
+                         {"old_priority", PriorityClassName(before.priority_class())},
+                         {"priority", PriorityClassName(after.priority_class())}});
     }
   }
   if (housekeeper_ != nullptr) housekeeper_->Wake();

@@ -100,10 +100,12 @@ absl::StatusOr<TenantScope> ScopeTenant(const AccessRule& rule, const std::strin
   return TenantScope{name, name};
 }
 
-GiveBack::Terms TermsOf(const AccessRule& rule) {
+GiveBack::Terms TermsOf(const AccessRule& rule, v1::PriorityClass asked) {
   const AccessLimits& limits = rule.limits;
   return {.limit_blocks = limits.space_blocks == kNoAccessLimit ? 0 : limits.space_blocks,
-          .weight = limits.weight};
+          .weight = limits.weight,
+          .priority = limits.priority,
+          .asked = asked};
 }
 
 bool IsForTenant(const AccessRule& rule, const std::string& tenant_scope) {
@@ -119,9 +121,9 @@ bool IsForTenant(const AccessRule& rule, const std::string& tenant_scope) {
 }
 
 GiveBack::Terms TermsInForce(const AccessControl& access, const AccessRule& rule,
-                             const std::string& tenant_scope) {
+                             const std::string& tenant_scope, v1::PriorityClass asked) {
   const auto now = access.RuleNamed(rule.name);
-  return TermsOf(now != nullptr && IsForTenant(*now, tenant_scope) ? *now : rule);
+  return TermsOf(now != nullptr && IsForTenant(*now, tenant_scope) ? *now : rule, asked);
 }
 
 void DeriveKeys(const DaemonOptions& options, SpaceFacts* facts, uint32_t ranks) {

@@ -208,6 +208,9 @@ void AddMemory(const DaemonSnapshot& daemon, Families* out) {
   out->Gauge("kvpool_share_weight",
              "The space's weight where several want memory, by its rule or an operator; 0: it has none.");
   EachSpace(daemon, out, &Space::weight);
+  out->Gauge("kvpool_share_priority",
+             "The space's priority class, by its rule or an operator: 1 batch, 2 standard, 3 interactive.");
+  EachSpace(daemon, out, &Space::priority);
 }
 
 // What the start of the daemon found of the one before it.

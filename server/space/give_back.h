@@ -32,6 +32,7 @@
 
 #include "absl/types/span.h"
 #include "cuda/device.h"
+#include "kvpool/v1/engine.pb.h"
 #include "server/pool/block_pool.h"
 #include "server/space/below.h"
 #include "server/space/content_checks.h"
@@ -122,6 +123,12 @@ class GiveBack {
     // of these to other tenants (WeightedShares). Where no space of the device has one, nothing is anybody's own; where some have,
     // the others' is 1.
     uint32_t weight = 0;
+    // Who comes first, before weights decide; none: nothing says so. What a rule says bounds what its opening asked for.
+    v1::PriorityClass priority = v1::PRIORITY_CLASS_UNSPECIFIED;
+    v1::PriorityClass asked = v1::PRIORITY_CLASS_UNSPECIFIED;
+    v1::PriorityClass priority_class() const {
+      return asked == v1::PRIORITY_CLASS_UNSPECIFIED ? priority : std::min(asked, priority);
+    }
     bool operator==(const Terms&) const = default;
   };
   Terms of_rule, of_operator;
@@ -132,6 +139,12 @@ class GiveBack {
     return of_operator.limit_blocks > 0 ? of_operator.limit_blocks : of_rule.limit_blocks;
   }
   uint32_t weight() const { return of_operator.weight > 0 ? of_operator.weight : of_rule.weight; }
+  v1::PriorityClass priority() const {
+    for (const Terms& terms : {of_operator, of_rule}) {
+      if (const auto said = terms.priority_class(); said != v1::PRIORITY_CLASS_UNSPECIFIED) return said;
+    }
+    return v1::PRIORITY_CLASS_STANDARD;
+  }
   // Slabs that the space has beyond its limit, and could give.
   uint32_t excess_slabs() const;
   // Openings that wait for the memory of others on behalf of this space: it gives none of its own.

@@ -199,6 +199,7 @@ void Space::ApplyTerms() {
   const uint32_t limit = state.give_back.limit_blocks();
   state.growth.set_limit(limit == 0 ? UINT32_MAX : limit, NowMs());
   weight_.store(state.give_back.weight(), std::memory_order_relaxed);
+  priority_.store(state.give_back.priority(), std::memory_order_relaxed);
 }
 
 void Space::BeginOpening(const GiveBack::Terms& of_rule) {
@@ -223,7 +224,10 @@ void Space::KeepShares() {
                     .operator_limit_blocks = give_back.of_operator.limit_blocks,
                     .operator_weight = give_back.of_operator.weight,
                     .rule_limit_blocks = give_back.kept.limit_blocks,
-                    .rule_weight = give_back.kept.weight};
+                    .rule_weight = give_back.kept.weight,
+                    .operator_priority = static_cast<uint32_t>(give_back.of_operator.priority),
+                    .rule_priority = static_cast<uint32_t>(give_back.kept.priority),
+                    .asked_priority = static_cast<uint32_t>(give_back.kept.asked)};
   shares.rule_bytes = static_cast<uint32_t>(give_back.rule.copy(shares.rule, sizeof(shares.rule)));
   table->KeepShares(shares);
 }

@@ -120,8 +120,9 @@ class Space {
   void LookWhetherItDoubts() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     may_doubt_.store(state.checks.compares(), std::memory_order_relaxed);
   }
-  // GiveBack::weight(), for those who have no lock.
+  // GiveBack::weight() and its priority(), for those who have no lock.
   uint32_t weight() const { return weight_.load(std::memory_order_relaxed); }
+  v1::PriorityClass priority() const { return priority_.load(std::memory_order_relaxed); }
 
   const SpaceFacts facts;
   const std::unique_ptr<SpaceTable> table;  // Null: nothing outlives the daemon. The pool lives in it.
@@ -134,6 +135,7 @@ class Space {
 
  private:
   std::atomic<uint32_t> weight_{0};
+  std::atomic<v1::PriorityClass> priority_{v1::PRIORITY_CLASS_STANDARD};
   std::atomic<bool> may_doubt_{false};
   friend class SpaceLock;
   friend class SpaceTurn;

@@ -58,7 +58,7 @@ struct Whole {
 };
 static_assert(std::is_standard_layout_v<Shares> && std::atomic<uint32_t>::is_always_lock_free);
 static_assert(std::is_standard_layout_v<KeptShares> && std::is_trivially_copyable_v<KeptShares> &&
-              offsetof(KeptShares, rule_bytes) == sizeof(Shares::First));
+              offsetof(KeptShares, operator_priority) == sizeof(Shares::First));
 
 // No shares begin so.
 constexpr Shares::First kNoShares = {{UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX}};

@@ -55,6 +55,9 @@ struct KeptShares {
   uint32_t rule_limit_blocks = 0;
   uint32_t rule_weight = 0;
   // Builds of before know what is in front of this. Where one of them has kept others since, these are as below.
+  uint32_t operator_priority = 0;  // Each is a v1::PriorityClass.
+  uint32_t rule_priority = 0;
+  uint32_t asked_priority = 0;
   uint32_t rule_bytes = 0;
   char rule[kMostRuleNameBytes] = {};  // Its name.
   bool operator==(const KeptShares&) const = default;

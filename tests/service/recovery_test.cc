@@ -669,6 +669,44 @@ TEST_F(RecoveryTest, SharesOutliveTheDaemonAsTheyWereLastSet) {
   }
 }
 
+TEST_F(RecoveryTest, ClassesOutliveTheDaemon) {
+  const auto rules = [](const std::string& priority) {
+    return MakeAccess("[rule]\nuid = *\nrole = engine\ntenant = *\npriority = " + priority + "\n");
+  };
+  options_.access = rules("interactive");
+  ASSERT_TRUE(Start().ok());
+  Sleeper process;
+  auto engine = Open(process.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  const auto priority = [this] { return daemon_->Snapshot().spaces.at(0).priority; };
+  EXPECT_EQ(priority(), v1::PRIORITY_CLASS_INTERACTIVE);
+  const auto set = [this](v1::PriorityClass to) {
+    v1::SetShareRequest request;
+    request.set_space(daemon_->Snapshot().spaces.at(0).space);
+    request.set_keep_guaranteed(true);
+    request.set_priority_class(to);
+    v1::SetShareResponse response;
+    EXPECT_TRUE(daemon_->SetShare(request, &response).ok());
+    EXPECT_EQ(response.priority_class(), daemon_->Snapshot().spaces.at(0).priority);
+  };
+  Kill();
+  ASSERT_TRUE(Start().ok());
+  EXPECT_EQ(priority(), v1::PRIORITY_CLASS_INTERACTIVE);
+  set(v1::PRIORITY_CLASS_BATCH);
+  Kill();
+  options_.access = rules("standard");
+  ASSERT_TRUE(Start().ok());
+  EXPECT_EQ(priority(), v1::PRIORITY_CLASS_BATCH) << "the operator's";
+  set(v1::PRIORITY_CLASS_UNSPECIFIED);
+  EXPECT_EQ(priority(), v1::PRIORITY_CLASS_STANDARD) << "the rule's of now";
+  // A build that knows no classes keeps its own shares: nothing of before is taken for theirs.
+  set(v1::PRIORITY_CLASS_BATCH);
+  Kill();
+  ASSERT_NO_FATAL_FAILURE(VisitTable(keeper_, [](OtherTable table) { table.KeepSharesAsBefore(5); }));
+  ASSERT_TRUE(Start().ok());
+  EXPECT_EQ(priority(), v1::PRIORITY_CLASS_STANDARD);
+}
+
 // Rules change while no daemon is there, or while the space is idle: it hears of that without an opening.
 TEST_F(RecoveryTest, RulesThatChangedMeanwhileCount) {
   const auto rules = [](const std::string& name, int weight) {

@@ -53,7 +53,8 @@ SessionPtr OpenSession(const PyLayout& layout, nb::handle fingerprint,
                        uint32_t ranks, bool scheduler, const std::vector<std::string>& device_uuids,
                        const std::string& kind, uint64_t max_space_bytes, uint32_t guaranteed_blocks,
                        uint32_t max_blocks, bool warmup, uint32_t magazine_blocks, double open_timeout,
-                       std::optional<nb::bytes> invitation, const std::string& give_back, bool holes) {
+                       std::optional<nb::bytes> invitation, const std::string& give_back, bool holes,
+                       const std::string& priority) {
   SessionOptions options;
   options.socket = socket;
   options.tenant = tenant;
@@ -80,6 +81,8 @@ SessionPtr OpenSession(const PyLayout& layout, nb::handle fingerprint,
   options.warmup = warmup;
   options.give_back = GiveBackOf(give_back);
   options.holes = holes;
+  options.priority_class = EnumOf<v1::PriorityClass>(priority.empty() ? "unspecified" : priority,
+                                                     "PRIORITY_CLASS_", "priority", &v1::PriorityClass_Parse);
   options.magazine_blocks = magazine_blocks;
   options.open_timeout = std::chrono::milliseconds(static_cast<int64_t>(open_timeout * 1000));
   const std::string proof =
@@ -366,7 +369,7 @@ void BindSession(nb::module_& module) {
               nb::arg("kind") = "", nb::arg("max_space_bytes") = 0, nb::arg("guaranteed_blocks") = 0,
               nb::arg("max_blocks") = 0, nb::arg("warmup") = false, nb::arg("magazine_blocks") = 256,
               nb::arg("open_timeout") = 30.0, nb::arg("invitation") = nb::none(),
-              nb::arg("give_back") = "never", nb::arg("holes") = false,
+              nb::arg("give_back") = "never", nb::arg("holes") = false, nb::arg("priority") = "",
               "Opens a session, or with an invitation joins one; SessionOptions in client/session.h says "
               "what each means.");
   BindFacts(session);
