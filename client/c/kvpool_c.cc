@@ -193,6 +193,10 @@ uint32_t kvpool_mapped_blocks(const kvpool_session* session) { return session->s
 uint32_t kvpool_slabs_asked_back(const kvpool_session* session) {
   return session->session->slabs_asked_back();
 }
+uint64_t kvpool_asked_back_within_ms(const kvpool_session* session) {
+  const auto within = session->session->asked_back_within();
+  return within.has_value() ? static_cast<uint64_t>(within->count()) : UINT64_MAX;
+}
 int kvpool_under_pressure(const kvpool_session* session) { return session->session->under_pressure(); }
 int kvpool_draining(const kvpool_session* session) { return session->session->draining(); }
 uint64_t kvpool_base(const kvpool_session* session) { return session->session->base(); }

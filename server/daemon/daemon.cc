@@ -379,7 +379,7 @@ bool Daemon::TakePending(const std::shared_ptr<Member>& member, const StreamList
                          v1::StepResponse* response) {
   Space& space = *member->session->space;
   SpaceLock lock(space);
-  return space.batches.TakePending(member.get(), stream, response);
+  return space.batches.TakePending(clock_->NowMs(), member.get(), stream, response);
 }
 
 // -------------------------------------------------------------------------------------- device operations
@@ -501,7 +501,10 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space, const Standing& stan
     asked = LevelWorths(space, standing.reserve_bytes);
   }
   if (needs_slab && budget_->Room(facts.rank_devices, facts.tenant) < 2 * facts.geometry.slab_bytes &&
-      registry_->MustYield(*space)) {
+      registry_->MustYield(*space, [this](const Space& other) {
+        const SpaceFacts& of_other = other.facts;
+        return budget_->RoomOfTenant(of_other.rank_devices, of_other.tenant) >= of_other.geometry.unit_bytes;
+      })) {
     // It makes do with what it has, and asks again at the next round.
     SpaceLock lock(*space);
     space->state.growth.set_may_grow(false);

@@ -278,6 +278,8 @@ class Daemon final : private SpaceOwner {
   void SayThatItWaits(const Session& session, uint64_t missing_bytes) ABSL_LOCKS_EXCLUDED(waits_mu_);
   // An opening waits for memory of such a device: it is not to grow unasked meanwhile.
   bool OthersAsk(const Space& space) ABSL_LOCKS_EXCLUDED(waits_mu_);
+  // A line of the log where a request was not met in time, with the sessions that had been asked: every 10 s for a space.
+  void SayWhoIsLate(Space* space);
   // Steps of giving back, for a while. True: there is more to do at once.
   bool GiveBack(Space* space);
   // A slab for a space that is under pressure, of one of a lower class or, of its own class, one whose next block to leave is worth

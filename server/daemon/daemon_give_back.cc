@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/types/span.h"
 #include "server/base/log.h"
 #include "server/daemon/daemon.h"
@@ -238,7 +239,7 @@ class WeightedShares {
     return left;
   }
   const DeviceBudget& budget_;
-  std::map<std::pair<size_t, v1::PriorityClass>, OfDevice> devices_;  // By device and class.
+  std::map<std::pair<size_t, v1::PriorityClass>, OfDevice> devices_;  // Keys are device and class.
 };
 
 }  // namespace
@@ -266,7 +267,25 @@ bool Daemon::GiveBack(Space* space) {
   // Others may grow now, which they should learn before they evict.
   const bool gave = space->slab_bytes() < bytes;
   space->growth_mu.Unlock();
+  SayWhoIsLate(space);
   return gave || next == GiveBack::Next::kGoOn;
+}
+
+void Daemon::SayWhoIsLate(Space* space) {
+  GiveBack::LateOnes late;
+  {
+    SpaceLock lock(*space);
+    late = space->state.give_back.TakeLate(clock_->NowMs());
+  }
+  if (late.named.empty()) return;
+  std::string who = absl::StrJoin(late.named, "; ", [](std::string* out, const auto& one) {
+    absl::StrAppend(out, "session ", one.session, " (", one.client_name, ", pid ", one.pid, ") ",
+                    one.leased == 0 ? "has yet to unmap a slab"
+                                    : absl::StrCat("has leased ", one.leased, " blocks there"));
+  });
+  if (late.more > 0) absl::StrAppend(&who, "; ", late.more, " more");
+  LogInfo("memory was not given back in time",
+          {{"space", space->facts.id}, {"tenant", space->facts.tenant}, {"late", who}});
 }
 
 bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, v1::PriorityClass most_class,
@@ -285,12 +304,12 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, v1::
   }
   std::set<std::shared_ptr<Space>> asked;
   auto pause = kWaitPause;
-  bool come = false;
+  bool come = false, over = false;
   while (true) {
     come = budget_->Room(facts.rank_devices, facts.tenant) >= enough;
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - steady_clock::now());
-    if (come || left.count() <= 0 || stopping_.load(std::memory_order_relaxed) ||
-        (given_up != nullptr && *given_up)) {
+    over = left.count() <= 0;
+    if (come || over || stopping_.load(std::memory_order_relaxed) || (given_up != nullptr && *given_up)) {
       break;
     }
     const bool at_share = budget_->RoomOfTenant(facts.rank_devices, facts.tenant) < enough;
@@ -371,8 +390,11 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, v1::
     pause = std::min(2 * pause, kLongestPause);
   }
   for (const std::shared_ptr<Space>& space : asked) {
-    SpaceLock lock(*space);
-    space->state.give_back.Withdraw();
+    {
+      SpaceLock lock(*space);
+      space->state.give_back.Withdraw(/*in_vain=*/!come && over);
+    }
+    SayWhoIsLate(space.get());
   }
   {
     SpaceLock lock(*needy);
@@ -521,7 +543,7 @@ std::vector<Daemon::Standing> Daemon::Standings(const std::vector<std::shared_pt
   }
   if (!weighted) return standings;
   const WeightedShares shares(spaces, *budget_);
-  std::map<size_t, v1::PriorityClass> of_those_below;  // By device, the highest class of one that is there.
+  std::map<size_t, v1::PriorityClass> of_those_below;  // The highest class of one that is on the device.
   for (size_t i = 0; i < spaces.size(); ++i) {
     const Space& space = *spaces[i];
     const std::vector<size_t>& devices = space.facts.rank_devices;

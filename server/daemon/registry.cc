@@ -459,7 +459,7 @@ std::shared_ptr<Space> Registry::CloseIdle(uint64_t before_ms, absl::Span<const 
   return space;
 }
 
-bool Registry::MustYield(const Space& space) {
+bool Registry::MustYield(const Space& space, absl::FunctionRef<bool(const Space&)> may_have) {
   MutexLock lock(&mu_);
   const std::vector<size_t>& devices = space.facts.rank_devices;
   const v1::PriorityClass priority = space.priority();
@@ -474,7 +474,8 @@ bool Registry::MustYield(const Space& space) {
     SpaceLock space_lock(other);
     const Growth& growth = other.state.growth;
     // It may not have heard yet of what has come free.
-    if (growth.NeedsSlab() || (higher && growth.blocked() && growth.short_of_blocks())) return true;
+    if (growth.NeedsSlab() || (higher && growth.blocked() && growth.short_of_blocks() && may_have(other)))
+      return true;
   }
   return false;
 }

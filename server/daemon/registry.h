@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -151,7 +152,8 @@ class Registry {
                                    v1::PriorityClass most = v1::PriorityClass_MAX);
   // Is what memory is left for others? True if a space of a higher class there needs a slab, or if the space's tenant has more than
   // its share of what its class has of the devices that the space is on, and a space of the class of a tenant that has not needs one.
-  bool MustYield(const Space& space);
+  // `may_have`, which takes no space's lock, says whether another's tenant may have more at all.
+  bool MustYield(const Space& space, absl::FunctionRef<bool(const Space&)> may_have);
   // The spaces on these devices that are being closed: their memory is on its way back.
   std::vector<std::shared_ptr<Space>> Closing(absl::Span<const size_t> devices);
   // The same for all of a tenant.

@@ -410,6 +410,7 @@ int main(int argc, char** argv) {
         kvpool_capacity_blocks(session) <= kvpool_max_blocks(session));
   CHECK(kvpool_mapped_blocks(session) >= kvpool_capacity_blocks(session));
   CHECK(kvpool_slabs_asked_back(session) == 0);
+  CHECK(kvpool_asked_back_within_ms(session) == UINT64_MAX);
   uint64_t given_back = 1;
   CHECK(kvpool_give_back_slabs(session, &given_back) == KVPOOL_OK && given_back == 0);
   CHECK(kvpool_give_back_slabs(session, NULL) == KVPOOL_OK);

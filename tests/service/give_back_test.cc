@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -1004,6 +1005,110 @@ TEST_F(GiveBackTest, WeightsOfRulesCount) {
   request.set_weight(0);
   ASSERT_TRUE(daemon_->SetShare(request, &response).ok());
   EXPECT_EQ(response.weight(), 7);
+}
+
+// ---- Deadlines
+
+// What is said is what is left, and who has not answered by then is late, once for each time that it was asked.
+TEST_F(GiveBackTest, AMemberIsToldHowLongItsAnswerCounts) {
+  const auto a = Full(3);
+  std::vector<uint64_t> told;
+  const auto answer = std::exchange(a->peer->on_leave,
+                                    [&](const v1::SlabLeave& leave) { told.push_back(leave.deadline_ms()); });
+  v1::SetShareRequest request;
+  request.set_space(Space(0).space);
+  request.set_keep_guaranteed(true);
+  request.set_limit_blocks(kSlabBlocks);
+  v1::SetShareResponse response;
+  ASSERT_TRUE(daemon_->SetShare(request, &response).ok());
+  daemon_->HousekeepOnce();
+  ASSERT_EQ(told.size(), 1);
+  EXPECT_EQ(told[0], 1000);
+  EXPECT_EQ(Space(0).give_back.late, 0);
+  clock_.Advance(999);
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(Space(0).give_back.late, 0);
+  testing::internal::CaptureStderr();
+  clock_.Advance(1);
+  for (int i = 0; i < 3; ++i) daemon_->HousekeepOnce();
+  const std::string log = testing::internal::GetCapturedStderr();
+  const std::string line = "memory was not given back in time";
+  EXPECT_THAT(
+      log, AllOf(HasSubstr(line), HasSubstr("session " + std::to_string(a->opened.session()) + " (a, pid "),
+                 HasSubstr("has yet to unmap a slab")));
+  EXPECT_EQ(log.find(line, log.find(line) + 1), std::string::npos) << "once: " << log;
+  EXPECT_EQ(Space(0).give_back.late, 1);
+  EXPECT_EQ(Space(0).give_back.missed, 1);
+  // It is asked anew, and answers in time.
+  a->peer->on_leave = answer;
+  GoOn({a.get()});
+  EXPECT_EQ(Space(0).slabs, 1);
+  EXPECT_EQ(Space(0).give_back.late, 1);
+}
+
+// What is leased in a slab is asked for with the time that is left, whenever the notice is taken.
+TEST_F(GiveBackTest, ASessionIsToldHowLongItsLeasesAreWaitedFor) {
+  StartDaemon(3);
+  const auto a = OpenEngine(OpenRequest("a"), "a"), second = OpenEngine(OpenRequest("a"), "a2");
+  std::vector<uint64_t> all = LeaseUpTo(3 * kSlabBlocks - 3, a.get(), {a.get(), second.get()});
+  std::sort(all.begin(), all.end(), [](uint64_t one, uint64_t other) { return IdOf(one) < IdOf(other); });
+  const uint64_t last = all.back();
+  all.pop_back();
+  a->Release(all);
+  a->Pending();
+  v1::SetShareRequest request;
+  request.set_space(Space(0).space);
+  request.set_keep_guaranteed(true);
+  request.set_limit_blocks(kSlabBlocks);
+  v1::SetShareResponse response;
+  ASSERT_TRUE(daemon_->SetShare(request, &response).ok());
+  const auto deadline = [&](Engine* engine) {
+    std::optional<uint64_t> told;
+    for (const v1::Notice& notice : engine->Pending().notices()) {
+      if (notice.kind() == v1::NOTICE_KIND_REVOKE) told = notice.deadline_ms();
+    }
+    return told;
+  };
+  for (int i = 0; i < 10; ++i) daemon_->HousekeepOnce();
+  clock_.Advance(300);
+  EXPECT_EQ(deadline(a.get()), 700);
+  EXPECT_FALSE(deadline(second.get()).has_value()) << "it has leased nothing there";
+  for (int i = 0; i < 6; ++i) {
+    clock_.Advance(100);
+    daemon_->HousekeepOnce();
+  }
+  EXPECT_GT(deadline(a.get()).value_or(0), 0) << "it is asked again";
+  EXPECT_EQ(Space(0).give_back.late, 0);
+  testing::internal::CaptureStderr();
+  clock_.Advance(100);
+  for (int i = 0; i < 3; ++i) daemon_->HousekeepOnce();
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("has leased 1 blocks there"));
+  EXPECT_EQ(Space(0).give_back.late, 1);
+  a->Release({last});
+  GoOn({a.get(), second.get()});
+  EXPECT_EQ(Space(0).slabs, 1);
+  EXPECT_EQ(Space(0).give_back.late, 1);
+}
+
+// The opening is refused then, and who kept it from memory is counted.
+TEST_F(GiveBackTest, WhoKeepsAnOpeningWaitingIsLate) {
+  StartDaemon(3);
+  const auto a = OpenEngine(OpenRequest("a"), "a");
+  std::vector<uint64_t> all = LeaseAll(a.get(), 3 * kSlabBlocks - 2);
+  const auto last = std::max_element(all.begin(), all.end(),
+                                     [](uint64_t one, uint64_t other) { return IdOf(one) < IdOf(other); });
+  const uint64_t held = *last;
+  all.erase(last);
+  a->Release(all);
+  Refusal(10);
+  EXPECT_EQ(Space(0).give_back.late, 1);
+  EXPECT_EQ(Space(0).give_back.missed, 1);
+  Refusal(10);
+  EXPECT_EQ(Space(0).give_back.late, 2);
+  a->Release({held});
+  std::unique_ptr<Engine> b;
+  EXPECT_TRUE(OpenB(10, &b).ok());
+  EXPECT_EQ(Space(0).give_back.late, 2);
 }
 
 // ---- Priority classes

@@ -23,6 +23,7 @@ struct PyNotice {
   bool on = false;
   uint64_t value = 0;
   std::string detail;
+  std::optional<double> within;
 };
 
 void BindNotice(nb::module_& module) {
@@ -33,6 +34,10 @@ void BindNotice(nb::module_& module) {
       .def_ro("value", &PyNotice::value,
               "pressure: blocks available; revoke: blocks asked for; capacity: blocks.")
       .def_ro("detail", &PyNotice::detail, "An explanation for people.")
+      .def_ro(
+          "within", &PyNotice::within,
+          "revoke: what is given back within so many seconds counts for who asked, and later than that the\n"
+          "session is late. None: it counts whenever it comes.")
       .def("__repr__", [](const PyNotice& notice) {
         return absl::StrCat("<kvpool.Notice ", notice.kind, notice.on ? "" : " off", " ", notice.value, " ",
                             notice.detail, ">");
@@ -119,10 +124,13 @@ std::optional<PyNotice> NextNotice(const SessionPtr& session, Timeout timeout) {
         return absl::DeadlineExceededError("no notice");
       });
   if (!next.ok()) return std::nullopt;
+  std::optional<double> within;
+  if (next->deadline_ms() > 0) within = static_cast<double>(next->deadline_ms()) / 1000;
   return PyNotice{.kind = NameOf(v1::NoticeKind_Name(next->kind()), "NOTICE_KIND_"),
                   .on = next->on(),
                   .value = next->value(),
-                  .detail = next->detail()};
+                  .detail = next->detail(),
+                  .within = within};
 }
 
 bool CloseSession(const SessionPtr& session, double timeout) {
@@ -188,6 +196,16 @@ void BindFacts(SessionClass& session) {
       .def_prop_ro(
           "slabs_asked_back", [](const SharedSession& s) { return s.shared().slabs_asked_back(); },
           "Slabs that wait for give_back_slabs().")
+      .def_prop_ro(
+          "asked_back_within",
+          [](const SharedSession& s) -> std::optional<double> {
+            const auto within = s.shared().asked_back_within();
+            if (!within.has_value()) return std::nullopt;
+            return static_cast<double>(within->count()) / 1000;
+          },
+          "For how many more seconds give_back_slabs() counts: after that the daemon takes its wish back, "
+          "and\n"
+          "the session is late. None: nothing is asked back, or the daemon does not say.")
       .def_prop_ro(
           "sink_block", [](const SharedSession& s) { return s.shared().sink_block().Pack(); },
           "Ref of the block for padding writes.")
