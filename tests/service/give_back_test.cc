@@ -1064,7 +1064,8 @@ TEST_F(GiveBackTest, ASessionIsToldHowLongItsLeasesAreWaitedFor) {
   ASSERT_TRUE(daemon_->SetShare(request, &response).ok());
   const auto deadline = [&](Engine* engine) {
     std::optional<uint64_t> told;
-    for (const v1::Notice& notice : engine->Pending().notices()) {
+    const v1::StepResponse pending = engine->Pending();
+    for (const v1::Notice& notice : pending.notices()) {
       if (notice.kind() == v1::NOTICE_KIND_REVOKE) told = notice.deadline_ms();
     }
     return told;
