@@ -35,6 +35,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -128,7 +129,7 @@ class Session {
   uint32_t most_leased_blocks() const;
   // Padding writes go there: it is leased to this session and never sealed. Null before warm-up is over.
   BlockRef sink_block() const;
-  // OK while open. Any thread, as are the eight that follow.
+  // OK while open. Any thread, as are the nine that follow.
   absl::Status status() const;
   // So many blocks are usable, as last heard; the null block included. It goes down when a slab is asked back. Ids are below it, but
   // where the space has holes (SessionOptions::holes).
@@ -141,6 +142,9 @@ class Session {
   std::vector<std::pair<uint32_t, uint32_t>> mapped_ranges() const;
   bool is_mapped(BlockId block) const;
   uint32_t slabs_asked_back() const;  // Those that wait for GiveBackSlabs.
+  // How long GiveBackSlabs still counts: after that the daemon takes its wish back, looks elsewhere or refuses whoever waits for the
+  // memory, and counts the session as late. None: nothing is asked back, or the daemon does not say. v1::Notice has the same of leases.
+  std::optional<std::chrono::milliseconds> asked_back_within() const;
   bool under_pressure() const;
   bool draining() const;
   SessionCounters counters() const;

@@ -41,7 +41,9 @@ struct SessionOptions {
   uint64_t max_space_bytes = 0;    // 0: all that the device has.
   uint32_t guaranteed_blocks = 0;  // So many can always be leased, whatever others do.
   uint32_t max_blocks = 0;         // Cap on blocks held at once; 0: none.
-  bool warmup = false;             // The range is private scratch until FinishWarmup.
+  // Who is served first where several spaces want memory; at most the rule's, and none: that.
+  v1::PriorityClass priority_class = v1::PRIORITY_CLASS_UNSPECIFIED;
+  bool warmup = false;  // The range is private scratch until FinishWarmup.
   GiveBack give_back = GiveBack::kNever;
   // The memory of the space may have holes, in front of which and behind which there are blocks (Session::mapped_ranges). With
   // kAnyTime it is so anyway, but for a scheduler, which says what those that join its session do. Without it a space that has

@@ -313,6 +313,7 @@ void Kvpoold::ReadAccessAgain() {
   access_->Replace(*policy);
   LogAudit("access rules read",
            std::initializer_list<LogField>{{"file", access_file_}, {"rules", (*policy)->size()}});
+  if (daemon_ != nullptr) daemon_->ApplyRules();
 }
 
 void Kvpoold::Stop() {

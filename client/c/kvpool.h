@@ -87,10 +87,10 @@ typedef struct {
   uint64_t max_space_bytes;        /* 0: all that the device has. */
   const char* const* device_uuids; /* One for each rank; see kvpool.v1.OpenSession. */
   size_t device_uuid_count;
-  int kind;           /* A kvpool.v1.SpaceKind; 0: slabs. */
-  uint64_t give_back; /* KVPOOL_GIVE_BACK_NEVER, or another of the three. */
-  uint64_t
-      holes; /* Not 0: with BY_CALL too any slab but the first may be asked back, not only the last one. */
+  int kind;                /* A kvpool.v1.SpaceKind; 0: slabs. */
+  uint64_t give_back;      /* KVPOOL_GIVE_BACK_NEVER, or another of the three. */
+  uint64_t holes;          /* Not 0: any slab but the first may be asked back, with BY_CALL too. */
+  uint64_t priority_class; /* A kvpool.v1.PriorityClass; 0: that of the daemon's rule. */
 } kvpool_options;
 
 /* Whether the daemon may take slabs back that it has mapped here; GiveBack in client/session_options.h says more.
@@ -119,7 +119,7 @@ void kvpool_free(kvpool_session* session);
 uint64_t kvpool_session_id(const kvpool_session* session);
 #define KVPOOL_INVITATION_BYTES 24
 void kvpool_invitation(const kvpool_session* session, uint8_t invitation[KVPOOL_INVITATION_BYTES]);
-/* KVPOOL_OK while the session is open. Any thread, as are the eight that follow. */
+/* KVPOOL_OK while the session is open. Any thread, as are the nine that follow. */
 int kvpool_status(const kvpool_session* session);
 uint32_t kvpool_capacity_blocks(const kvpool_session* session);
 /* All blocks that are mapped are below it. At least the capacity, and more where slabs in front of others were given back: that is so
@@ -133,6 +133,9 @@ typedef struct {
 size_t kvpool_mapped_ranges(const kvpool_session* session, kvpool_block_range* ranges, size_t room);
 /* Slabs that wait for kvpool_give_back_slabs. */
 uint32_t kvpool_slabs_asked_back(const kvpool_session* session);
+/* For how many more milliseconds kvpool_give_back_slabs counts: after that the daemon takes its wish back, and the session is late.
+ * UINT64_MAX: nothing is asked back, or the daemon does not say. */
+uint64_t kvpool_asked_back_within_ms(const kvpool_session* session);
 int kvpool_under_pressure(const kvpool_session* session);
 int kvpool_draining(const kvpool_session* session);
 /* The address of block 0, on the host or on the device. */

@@ -130,6 +130,12 @@ absl::StatusOr<kvpool::SessionOptions> ReadOptions(const kvpool_options* given) 
           absl::StrCat("options.give_back is ", options.give_back, "; must be 0 to 2"));
   }
   result.holes = options.holes != 0;
+  if (options.priority_class > static_cast<uint64_t>(kvpool::v1::PriorityClass_MAX)) {
+    return absl::InvalidArgumentError(absl::StrCat("options.priority_class is ", options.priority_class,
+                                                   "; must be 0 to ",
+                                                   static_cast<int>(kvpool::v1::PriorityClass_MAX)));
+  }
+  result.priority_class = static_cast<kvpool::v1::PriorityClass>(options.priority_class);
   if (options.magazine_blocks != 0) result.magazine_blocks = options.magazine_blocks;
   if (options.open_timeout_ms != 0) result.open_timeout = std::chrono::milliseconds(options.open_timeout_ms);
   return result;
@@ -192,6 +198,10 @@ size_t kvpool_mapped_ranges(const kvpool_session* session, kvpool_block_range* r
 }
 uint32_t kvpool_slabs_asked_back(const kvpool_session* session) {
   return session->session->slabs_asked_back();
+}
+uint64_t kvpool_asked_back_within_ms(const kvpool_session* session) {
+  const auto within = session->session->asked_back_within();
+  return within.has_value() ? static_cast<uint64_t>(within->count()) : UINT64_MAX;
 }
 int kvpool_under_pressure(const kvpool_session* session) { return session->session->under_pressure(); }
 int kvpool_draining(const kvpool_session* session) { return session->session->draining(); }

@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
@@ -582,14 +583,24 @@ class ShareCommand : public Command {
     flags->Add("limit-blocks", &limit_, {.max = kMostBlocks}, "the most it may have; 0: its rule's");
     flags->Add("weight", &weight_, {.max = kMostWeight},
                "how much of contended memory is its own, in relation to other spaces; 0: its rule's");
+    flags->Add("priority", &priority_, "batch, standard or interactive: who comes first; rule: its rule's");
   }
   absl::Status Check(const Flags& flags) override {
     if (space_ == 0) return absl::InvalidArgumentError("share needs --space=ID; kvpoolctl spaces lists them");
     guaranteed_ = flags.given("guaranteed-blocks");
     limited_ = flags.given("limit-blocks");
     weighted_ = flags.given("weight");
-    if (guaranteed_ || limited_ || weighted_) return absl::OkStatus();
-    return absl::InvalidArgumentError("share needs --guaranteed-blocks=N, --limit-blocks=N or --weight=N");
+    classed_ = flags.given("priority");
+    if (classed_ && priority_ != "rule" &&
+        (!v1::PriorityClass_Parse(absl::StrCat("PRIORITY_CLASS_", absl::AsciiStrToUpper(priority_)),
+                                  &class_) ||
+         class_ == v1::PRIORITY_CLASS_UNSPECIFIED)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--priority is ", priority_, "; must be batch, standard, interactive or rule"));
+    }
+    if (guaranteed_ || limited_ || weighted_ || classed_) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        "share needs --guaranteed-blocks=N, --limit-blocks=N, --weight=N or --priority=CLASS");
   }
   absl::Status Run(tools::OperatorClient* daemon, const Output& output) override {
     v1::SetShareRequest request;
@@ -598,18 +609,22 @@ class ShareCommand : public Command {
     request.set_keep_guaranteed(!guaranteed_);
     if (limited_) request.set_limit_blocks(static_cast<uint32_t>(limit_));
     if (weighted_) request.set_weight(static_cast<uint32_t>(weight_));
+    if (classed_) request.set_priority_class(class_);
     ASSIGN_OR_RETURN(const v1::SetShareResponse answer, daemon->SetShare(request));
     output.Print(answer,
                  absl::StrCat("Space ", space_, " keeps ", HumanCount(answer.guaranteed_blocks(), "block"),
                               " instead of ", HumanCount(answer.previous_blocks()), "; it has ",
                               HumanCount(answer.capacity_blocks()), " of at most ",
-                              HumanCount(answer.limit_blocks()), ", and weight ", answer.weight(), ".\n"));
+                              HumanCount(answer.limit_blocks()), ", weight ", answer.weight(), ", and class ",
+                              PriorityText(answer.priority_class()), ".\n"));
     return absl::OkStatus();
   }
 
  private:
   uint64_t space_ = 0, blocks_ = 0, limit_ = 0, weight_ = 0;
-  bool guaranteed_ = false, limited_ = false, weighted_ = false;
+  std::string priority_;
+  v1::PriorityClass class_ = v1::PRIORITY_CLASS_UNSPECIFIED;
+  bool guaranteed_ = false, limited_ = false, weighted_ = false, classed_ = false;
 };
 
 class UpgradeCommand : public Command {

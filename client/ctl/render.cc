@@ -112,6 +112,10 @@ v1::BlockState StateFromName(absl::string_view name) {
   return state;
 }
 
+std::string PriorityText(v1::PriorityClass priority) {
+  return EnumText(v1::PriorityClass_Name(priority), "PRIORITY_CLASS_", priority);
+}
+
 std::string RenderStatus(const v1::GetStatsResponse& stats) {
   std::string text =
       absl::StrFormat("kvpoold %s, up %s%s\n%s, %s\n\n", Printable(stats.version()),
@@ -144,7 +148,7 @@ std::string RenderStatus(const v1::GetStatsResponse& stats) {
 std::string RenderSpaces(const v1::ListSpacesResponse& spaces) {
   if (spaces.spaces().empty()) return "No spaces: no engine has opened a session yet.\n";
   Table table({">SPACE", "TENANT", "FINGERPRINT", "KIND", "DEVICES", ">MEMORY", ">SLABS", ">FREE", ">LEASED",
-               ">SEALED", ">CACHED", ">QUARANT.", ">CAPACITY", ">SESSIONS", ">PINNED", "POLICY"});
+               ">SEALED", ">CACHED", ">QUARANT.", ">CAPACITY", ">SESSIONS", ">PINNED", "POLICY", "PRIORITY"});
   std::string layouts;
   for (const v1::SpaceInfo& space : spaces.spaces()) {
     const v1::StateCounts& blocks = space.blocks();
@@ -154,7 +158,7 @@ std::string RenderSpaces(const v1::ListSpacesResponse& spaces) {
                HumanCount(blocks.sealed()), HumanCount(blocks.cached()), HumanCount(blocks.quarantined()),
                HumanCount(blocks.capacity()), HumanCount(space.sessions()),
                absl::StrCat(HumanCount(space.pinned_blocks()), "/", HumanCount(space.pin_budget_blocks())),
-               space.policy()});
+               space.policy(), PriorityText(space.priority_class())});
     absl::StrAppend(&layouts, "Space ", space.space(), " holds ", Printable(LayoutText(space.layout())),
                     "\n");
     for (const auto& [name, value] : space.facts()) {

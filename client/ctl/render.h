@@ -11,6 +11,7 @@ namespace kvpool::ctl {
 
 // "sealed" of BLOCK_STATE_SEALED; the number of a state that this build does not know.
 std::string StateName(int state);
+std::string PriorityText(v1::PriorityClass priority);  // "batch".
 // BLOCK_STATE_UNSPECIFIED: there is no state of this name.
 v1::BlockState StateFromName(absl::string_view name);
 

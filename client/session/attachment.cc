@@ -21,6 +21,8 @@ namespace {
 using std::chrono::steady_clock;
 
 constexpr uint32_t kProtocol = 1;
+// A day: whatever a daemon says fits into a time of the clock.
+constexpr uint64_t kLongestDeadlineMs = 86'400'000;
 constexpr uint64_t kReserveGranularityBytes = 2 << 20;
 // The whole warm-up range of a GPU maps the same few pages, because dummy K and V are never read back.
 constexpr uint64_t kScratchBytes = 32 << 20;
@@ -292,9 +294,15 @@ void Attachment::KeepAll() {
 
 void Attachment::TellAskedBack() {
   if (state_ == nullptr) return;
-  const auto asked =
-      std::count_if(slabs_.begin(), slabs_.end(), [](const auto& of) { return of.second.leaves; });
-  state_->slabs_asked_back.store(static_cast<uint32_t>(asked), std::memory_order_seq_cst);
+  uint32_t asked = 0;
+  auto first = SessionState::Time::max();
+  for (const auto& [index, slab] : slabs_) {
+    if (!slab.leaves) continue;
+    ++asked;
+    if (slab.until.has_value()) first = std::min(first, *slab.until);
+  }
+  state_->asked_back_until.store(first, std::memory_order_relaxed);
+  state_->slabs_asked_back.store(asked, std::memory_order_seq_cst);
 }
 
 void Attachment::TellMapped() {
@@ -348,7 +356,11 @@ bool Attachment::OnSlabLeave(const v1::SlabLeave& leave) {
       if (geometry_.scheduler) {
         SendLeft(leave.slab());
       } else {
-        slabs_.at(leave.slab()).leaves = true;
+        MappedSlab& slab = slabs_.at(leave.slab());
+        slab.leaves = true;
+        slab.until.reset();
+        if (const uint64_t within = std::min(leave.deadline_ms(), kLongestDeadlineMs); within > 0)
+          slab.until = std::chrono::steady_clock::now() + std::chrono::milliseconds(within);
         if (options_.give_back == GiveBack::kByCall) {
           TellAskedBack();
         } else {

@@ -13,6 +13,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -75,7 +76,8 @@ class Attachment {
     std::string id;
     uint32_t first_block = 0, block_count = 0;
     uint64_t bytes = 0;
-    bool leaves = false;  // It is asked back.
+    bool leaves = false;                                         // It is asked back,
+    std::optional<std::chrono::steady_clock::time_point> until;  // and the daemon waits until then.
   };
 
   Attachment(Options options, UniqueFd socket, const v1::AttachWelcome& welcome)

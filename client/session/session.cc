@@ -126,6 +126,13 @@ bool Session::is_mapped(BlockId block) const { return rep_->state.is_mapped(Inde
 uint32_t Session::slabs_asked_back() const {
   return rep_->state.slabs_asked_back.load(std::memory_order_acquire);
 }
+std::optional<std::chrono::milliseconds> Session::asked_back_within() const {
+  if (slabs_asked_back() == 0) return std::nullopt;
+  const auto until = rep_->state.asked_back_until.load(std::memory_order_relaxed);
+  if (until == SessionState::Time::max()) return std::nullopt;
+  const auto left = until - std::chrono::steady_clock::now();
+  return std::max(std::chrono::milliseconds(0), std::chrono::duration_cast<std::chrono::milliseconds>(left));
+}
 bool Session::under_pressure() const { return rep_->state.pressure.load(std::memory_order_acquire); }
 bool Session::draining() const { return rep_->state.draining.load(std::memory_order_acquire); }
 uint64_t Session::base() const { return rep_->attachment->base(); }

@@ -105,6 +105,7 @@ absl::Status SessionRep::OpenOn(std::string_view invitation, Deadline deadline) 
     request.set_guaranteed_blocks(options.guaranteed_blocks);
     request.set_max_blocks(options.max_blocks);
     request.set_warmup(options.warmup);
+    request.set_priority_class(options.priority_class);
     ASSIGN_OR_RETURN(const v1::OpenSessionResult result, stream->OpenSession(request, deadline));
     session_id = result.session();
     member_token = result.member_token();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <iterator>
 #include <vector>
@@ -95,6 +96,9 @@ struct SessionState {
   std::atomic<uint32_t> capacity_blocks{0};
   std::atomic<uint32_t> mapped_slabs{0};
   std::atomic<uint32_t> mapped_blocks{0};  // Blocks that are mapped are below this one.
+  // Until when the first of the next counts; Time::max(): nobody says.
+  using Time = std::chrono::steady_clock::time_point;
+  std::atomic<Time> asked_back_until{Time::max()};
   std::atomic<uint32_t> slabs_asked_back{0};
 
   RefusalRecord refusals;

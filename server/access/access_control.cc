@@ -89,11 +89,21 @@ void AccessControl::Replace(std::shared_ptr<const AccessPolicy> policy) {
   for (auto& [rule, pace] : paces_) pace.set_rate(VerbsASecondOf(rule));
 }
 
-uint32_t AccessControl::VerbsASecondOf(const std::string& rule) const {
-  for (const auto& each : policy_->rules()) {
-    if (each->name == rule) return each->limits.verbs_a_second;
+std::shared_ptr<const AccessRule> AccessControl::Find(absl::string_view name) const {
+  for (const auto& rule : policy_->rules()) {
+    if (rule->name == name) return rule;
   }
-  return kNoAccessLimit;
+  return nullptr;
+}
+
+std::shared_ptr<const AccessRule> AccessControl::RuleNamed(absl::string_view name) const {
+  MutexLock lock(&mu_);
+  return Find(name);
+}
+
+uint32_t AccessControl::VerbsASecondOf(const std::string& rule) const {
+  const auto found = Find(rule);
+  return found == nullptr ? kNoAccessLimit : found->limits.verbs_a_second;
 }
 
 VerbPace* AccessControl::PaceOf(const AccessRule& rule) const {

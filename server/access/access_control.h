@@ -74,12 +74,14 @@ class AccessControl {
  public:
   explicit AccessControl(std::shared_ptr<const AccessPolicy> policy) : policy_(std::move(policy)) {}
 
-  // Counts from now on; sessions that are open stay as they are.
+  // Counts from now on; sessions that are open stay as they are. What it says of their spaces is for Daemon::ApplyRules.
   void Replace(std::shared_ptr<const AccessPolicy> policy) ABSL_LOCKS_EXCLUDED(mu_);
   // As AccessPolicy::Admit, by the policy in force.
   absl::StatusOr<std::shared_ptr<const AccessRule>> Admit(const Peer& peer, AccessRole role,
                                                           absl::string_view what) const
       ABSL_LOCKS_EXCLUDED(mu_);
+  // The rule of this name in the policy in force; null: there is none.
+  std::shared_ptr<const AccessRule> RuleNamed(absl::string_view name) const ABSL_LOCKS_EXCLUDED(mu_);
   // Takes what a session of the rule needs. RESOURCE_EXHAUSTED names rule, limit, and what is taken.
   absl::StatusOr<SessionShare> TakeSession(const AccessRule& rule, uint32_t guaranteed_blocks) const;
   // The same for a session that is open already: it goes on whatever the limits are, and counts.
@@ -88,6 +90,7 @@ class AccessControl {
   VerbPace* PaceOf(const AccessRule& rule) const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  std::shared_ptr<const AccessRule> Find(absl::string_view name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   uint32_t VerbsASecondOf(const std::string& rule) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const std::shared_ptr<AccessLedger> ledger_ = std::make_shared<AccessLedger>();

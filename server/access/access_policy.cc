@@ -20,10 +20,11 @@
 namespace kvpool {
 namespace {
 
-constexpr size_t kMaxRuleNameBytes = 64;
 constexpr size_t kMaxCgroupBytes = 4096;
 constexpr size_t kMaxSanBytes = 256;
 constexpr size_t kFingerprintDigits = 64;
+constexpr v1::PriorityClass kClasses[] = {v1::PRIORITY_CLASS_BATCH, v1::PRIORITY_CLASS_STANDARD,
+                                          v1::PRIORITY_CLASS_INTERACTIVE};
 constexpr AccessRole kRoles[] = {AccessRole::kEngine, AccessRole::kObserver, AccessRole::kOperator};
 
 absl::Status BadPolicy(const std::string& message) { return absl::InvalidArgumentError(message); }
@@ -99,6 +100,15 @@ absl::Status ParseCount(absl::string_view text, uint32_t least, uint32_t* count,
   return BadPolicy(absl::StrCat("the limits are ", least, " and ", most));
 }
 
+absl::Status ParsePriority(absl::string_view text, v1::PriorityClass* priority) {
+  for (const v1::PriorityClass each : kClasses) {
+    if (text != PriorityClassName(each)) continue;
+    *priority = each;
+    return absl::OkStatus();
+  }
+  return BadPolicy("there are batch, standard and interactive");
+}
+
 absl::Status SetField(absl::string_view field, absl::string_view value, AccessRule* rule) {
   AccessLimits& limits = rule->limits;
   if (field == "uid" && value == "*") return absl::OkStatus();
@@ -118,10 +128,11 @@ absl::Status SetField(absl::string_view field, absl::string_view value, AccessRu
   if (field == "pinned-blocks") return ParseCount(value, 0, &limits.pinned_blocks);
   if (field == "space-blocks") return ParseCount(value, 1, &limits.space_blocks);
   if (field == "weight") return ParseCount(value, 1, &limits.weight, kMostWeight);
+  if (field == "priority") return ParsePriority(value, &limits.priority);
   return BadPolicy(
       "no such field; there are uid, gid, cgroup, san, certificate, role, tenant, sessions, "
       "guaranteed-blocks, "
-      "verbs-a-second, held-blocks, pinned-blocks, space-blocks and weight");
+      "verbs-a-second, held-blocks, pinned-blocks, space-blocks, weight and priority");
 }
 
 // One rule while its lines are read.
@@ -159,7 +170,7 @@ absl::Status Check(const Section& section) {
     return Wrong(section, "tenant", " is missing: an engine needs one, or *, by which each uid has its own");
   }
   for (const char* field : {"tenant", "sessions", "guaranteed-blocks", "verbs-a-second", "held-blocks",
-                            "pinned-blocks", "space-blocks", "weight"}) {
+                            "pinned-blocks", "space-blocks", "weight", "priority"}) {
     if (!engine && places.contains(field)) {
       return Wrong(section, field, " is for the role engine, which the rule does not give");
     }
@@ -170,9 +181,9 @@ absl::Status Check(const Section& section) {
 absl::StatusOr<std::string> ParseRuleName(absl::string_view line) {
   if (line.back() != ']') return BadPolicy(absl::StrCat("\"", line, "\" is not \"[name]\""));
   const absl::string_view name = absl::StripAsciiWhitespace(line.substr(1, line.size() - 2));
-  if (name.empty() || name.size() > kMaxRuleNameBytes) {
+  if (name.empty() || name.size() > kMostRuleNameBytes) {
     return BadPolicy(absl::StrCat("the name of a rule has ", name.size(), " bytes; the limits are 1 and ",
-                                  kMaxRuleNameBytes));
+                                  kMostRuleNameBytes));
   }
   return std::string(name);
 }
@@ -198,6 +209,19 @@ bool MatchesNames(const AccessRule& rule, const std::vector<std::string>& names)
 }
 
 }  // namespace
+
+const char* PriorityClassName(v1::PriorityClass priority) {
+  switch (priority) {
+    case v1::PRIORITY_CLASS_BATCH:
+      return "batch";
+    case v1::PRIORITY_CLASS_STANDARD:
+      return "standard";
+    case v1::PRIORITY_CLASS_INTERACTIVE:
+      return "interactive";
+    default:  // It is a number of a message.
+      return "unspecified";
+  }
+}
 
 absl::string_view AccessRoleName(AccessRole role) {
   switch (role) {

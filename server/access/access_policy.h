@@ -22,11 +22,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "kvpool/v1/engine.pb.h"
 #include "server/access/peer.h"
 
 namespace kvpool {
 
 inline constexpr size_t kMostAccessRules = 256;
+inline constexpr size_t kMostRuleNameBytes = 64;
 inline constexpr size_t kMostAccessValues = 256;  // Values of one line.
 inline constexpr uint32_t kNoAccessLimit = UINT32_MAX;
 inline constexpr uint32_t kMostWeight = 1000;
@@ -34,6 +36,8 @@ inline constexpr uint32_t kMostVerbsASecond = 1'000'000'000;  // One a nanosecon
 
 enum class AccessRole : uint8_t { kEngine, kObserver, kOperator };
 absl::string_view AccessRoleName(AccessRole role);
+// "batch", "standard", "interactive"; "unspecified".
+const char* PriorityClassName(v1::PriorityClass priority);
 
 struct AccessLimits {
   // Of all that the rule matches, together.
@@ -44,8 +48,9 @@ struct AccessLimits {
   uint32_t held_blocks = kNoAccessLimit;    // Blocks held at once.
   uint32_t pinned_blocks = kNoAccessLimit;  // It pins and retains only while fewer of its space are.
   // Of each space that they open: the rule of the last opening counts.
-  uint32_t space_blocks = kNoAccessLimit;  // Blocks that it may have.
-  uint32_t weight = 0;                     // See GiveBack::Terms; 0: none.
+  uint32_t space_blocks = kNoAccessLimit;                    // Blocks that it may have.
+  uint32_t weight = 0;                                       // See GiveBack::Terms; 0: none.
+  v1::PriorityClass priority = v1::PRIORITY_CLASS_STANDARD;  // An opening may ask for a lower one.
 };
 
 struct AccessRule {

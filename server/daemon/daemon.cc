@@ -122,6 +122,8 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const DaemonOptions& optio
   RETURN_IF_ERROR(daemon->StartEventLog());
   daemon->start_report_.cold = ColdStart::kNoKeeper;
   if (keeper != nullptr) RETURN_IF_ERROR(daemon->Recover());
+  // They may be others than those of the daemon before.
+  daemon->ApplyRules();
   daemon->start_ms_ = clock->NowMs();
   if (daemon->tiers_ != nullptr) {
     daemon->tier_mover_ =
@@ -377,7 +379,7 @@ bool Daemon::TakePending(const std::shared_ptr<Member>& member, const StreamList
                          v1::StepResponse* response) {
   Space& space = *member->session->space;
   SpaceLock lock(space);
-  return space.batches.TakePending(member.get(), stream, response);
+  return space.batches.TakePending(clock_->NowMs(), member.get(), stream, response);
 }
 
 // -------------------------------------------------------------------------------------- device operations
@@ -476,7 +478,7 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space, const Standing& stan
     if (const uint32_t excess = give_back.under_way() ? 0 : give_back.excess_slabs(); excess > 0) {
       give_back.Ask(excess, clock_->NowMs() + kExcessMs);
     }
-    growth.set_own_elsewhere(standing.below);
+    growth.set_own_elsewhere(standing.elsewhere);
     const bool blocked = growth.blocked();
     // A space that could not grow may when others have given back.
     if (blocked && room && !others_ask) growth.Unblock(clock_->NowMs());
@@ -487,7 +489,7 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space, const Standing& stan
   }
   // This space has nothing left to evict: it needs the memory more than a cache that no session uses.
   if (needs_room) {
-    if (const auto idle = CloseIdleFor(*space)) {
+    if (const auto idle = CloseIdleFor(*space, space->priority())) {
       Retire(idle);
       needs_slab = true;
       evicts = false;
@@ -499,7 +501,10 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space, const Standing& stan
     asked = LevelWorths(space, standing.reserve_bytes);
   }
   if (needs_slab && budget_->Room(facts.rank_devices, facts.tenant) < 2 * facts.geometry.slab_bytes &&
-      registry_->MustYield(*space)) {
+      registry_->MustYield(*space, [this](const Space& other) {
+        const SpaceFacts& of_other = other.facts;
+        return budget_->RoomOfTenant(of_other.rank_devices, of_other.tenant) >= of_other.geometry.unit_bytes;
+      })) {
     // It makes do with what it has, and asks again at the next round.
     SpaceLock lock(*space);
     space->state.growth.set_may_grow(false);

@@ -19,6 +19,7 @@
 //   daemon_give_back.cc  memory that moves from one space to another; SetShare
 //   daemon_hand_over.cc  what is asked and done before another daemon takes over
 //   daemon_policy.cc     GetPolicies, SetPolicy
+//   daemon_rules.cc      rules of access that were read again, and the terms of spaces
 //   daemon_operator.cc   all other operator verbs
 //   daemon_snapshot.cc   Snapshot, for metrics
 //   daemon_tiers.cc      tiers that come and go
@@ -191,6 +192,10 @@ class Daemon final : private SpaceOwner {
   DaemonSnapshot Snapshot();
   // So many have sessions.
   size_t tenants() const;
+  // The rules were read again: what they say of a space's limit and weight reaches each open one from the rule by which it was
+  // opened last, known by its name; what an operator says stays in front of that. Where that rule is gone, or is not for the
+  // space's tenant any more, what it said stays until the next opening. Each change, and each rule that is gone, has an audit line.
+  void ApplyRules();
   const AccessControl& access() const { return *options_.access; }
   // One round of growth, background reclaim, expiry and closing of idle spaces. Ends the process if a
   // GPU is lost.
@@ -259,11 +264,12 @@ class Daemon final : private SpaceOwner {
                            std::optional<uint64_t>* waits_since_ms);
   // Takes the memory of spaces that nobody uses, on the devices of `space`. False: none came back since
   // the registry counted `spaces_closed`. Each time it says true a space has gone, so asking again comes
-  // to an end.
-  bool MakeRoom(const Space& space, uint64_t spaces_closed);
+  // to an end. Spaces of a class above `most` stay.
+  bool MakeRoom(const Space& space, uint64_t spaces_closed, v1::PriorityClass most);
   // Other spaces are to give back what this one needs, `bytes` on each rank. True: there is room for a part of it. False: none
-  // could give any, or none did in time. `on_wait` is called under no lock, each time that it can only wait.
-  bool AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes,
+  // could give any, or none did in time. `on_wait` is called under no lock, each time that it can only wait. Spaces of a class above
+  // `most` are not asked, and of the others those of the lowest first.
+  bool AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, v1::PriorityClass most,
                  std::chrono::steady_clock::time_point deadline, const std::atomic<bool>* given_up,
                  absl::FunctionRef<void()> on_wait);
   // What other spaces have, and what keeps them from giving it: "; space 3 (tenant a) has 4096 bytes on each rank: …".
@@ -272,23 +278,26 @@ class Daemon final : private SpaceOwner {
   void SayThatItWaits(const Session& session, uint64_t missing_bytes) ABSL_LOCKS_EXCLUDED(waits_mu_);
   // An opening waits for memory of such a device: it is not to grow unasked meanwhile.
   bool OthersAsk(const Space& space) ABSL_LOCKS_EXCLUDED(waits_mu_);
+  // A line of the log where a request was not met in time, with the sessions that had been asked: every 10 s for a space.
+  void SayWhoIsLate(Space* space);
   // Steps of giving back, for a while. True: there is more to do at once.
   bool GiveBack(Space* space);
-  // A slab for a space that is under pressure, of one whose next block to leave is worth much less than its own.
-  // True: it was asked for.
+  // A slab for a space that is under pressure, of one of a lower class or, of its own class, one whose next block to leave is worth
+  // much less than its own. True: it was asked for.
   // `bytes`: there is no room for so many on each rank. More than a unit is a reserve, which only those that have more than their
   // own, or that no session uses, give to.
   bool LevelWorths(const std::shared_ptr<Space>& needy, uint64_t bytes);
   // What a space has, against what is its own by its weight.
   struct Standing {
     bool weighted = false;       // Some space of its devices has a weight.
-    bool below = false;          // It should have another slab; see Growth::set_own_elsewhere.
+    bool below = false;          // It should have another slab.
+    bool elsewhere = false;      // See Growth::set_own_elsewhere: it is, or a lower class has some to spare.
     uint64_t reserve_bytes = 0;  // So much room is for those that are below, on each rank; 0: nobody is.
   };
   std::vector<Standing> Standings(const std::vector<std::shared_ptr<Space>>& spaces) const;
   // Closes an idle space whose memory helps this one, and answers it; null: there is none. It is one of the
-  // same tenant if that has all it may have.
-  std::shared_ptr<Space> CloseIdleFor(const Space& space);
+  // same tenant if that has all it may have, and of a class up to `most`.
+  std::shared_ptr<Space> CloseIdleFor(const Space& space, v1::PriorityClass most);
   void EndByAttachment(const std::shared_ptr<Member>& member, bool hung_up, bool dead);
   void OnOperationDone(DeviceOperation* operation);
   absl::Status StartEventLog();

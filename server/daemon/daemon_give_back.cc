@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/types/span.h"
 #include "server/base/log.h"
 #include "server/daemon/daemon.h"
@@ -119,9 +120,11 @@ struct Donor {
   uint64_t slab_bytes = 0;
   uint64_t bytes = 0;  // What it has and is not giving.
   double part = 1;     // Which part of a device is its own (WeightedShares::PartOf).
+  v1::PriorityClass priority = v1::PRIORITY_CLASS_STANDARD;
 
-  // Has it less, for its part?
+  // Is it asked later? Lower classes come first, then whoever has most for its part.
   bool operator<(const Donor& other) const {
+    if (priority != other.priority) return priority > other.priority;
     return static_cast<double>(bytes) * other.part < static_cast<double>(other.bytes) * part;
   }
 };
@@ -160,8 +163,9 @@ class OnDevices {
   std::map<size_t, On> devices_;
 };
 
-// What is whose own of devices that several spaces are on, by their weights. A tenant counts as the greatest of its spaces'
-// weights there, so that more spaces do not bring it more, and its part is divided among them.
+// What is whose own of devices that several spaces are on, by their weights. Each class divides what higher ones do not have of a
+// device, as if lower ones had nothing. A tenant counts as the greatest of its spaces' weights there, so that more spaces do not
+// bring it more, and its part is divided among them.
 class WeightedShares {
  public:
   WeightedShares(const std::vector<std::shared_ptr<Space>>& spaces, const DeviceBudget& budget)
@@ -170,26 +174,28 @@ class WeightedShares {
       const uint64_t weight = WeightOf(*space);
       const std::set<size_t> devices(space->facts.rank_devices.begin(), space->facts.rank_devices.end());
       for (const size_t device : devices) {
-        OfDevice& of_device = devices_[device];
+        OfDevice& of_device = devices_[{device, space->priority()}];
         OfTenant& of_tenant = of_device.tenants[space->facts.tenant];
         of_device.weights += weight - std::min(weight, of_tenant.greatest);
         of_tenant.greatest = std::max(weight, of_tenant.greatest);
         of_tenant.weights += weight;
         of_device.given = of_device.given || space->weight() > 0;
       }
+      for (const size_t device : space->facts.rank_devices)
+        devices_[{device, space->priority()}].bytes += space->slab_bytes();
     }
   }
   static uint64_t WeightOf(const Space& space) { return std::max(1u, space.weight()); }
-  // Has some space a weight there? Else nothing is anybody's own.
-  bool given(absl::Span<const size_t> devices) const {
+  // Has some space of the class a weight there? Else nothing is anybody's own.
+  bool given(absl::Span<const size_t> devices, v1::PriorityClass priority) const {
     return std::any_of(devices.begin(), devices.end(), [&](size_t device) {
-      const auto found = devices_.find(device);
+      const auto found = devices_.find({device, priority});
       return found != devices_.end() && found->second.given;
     });
   }
-  // Which part of a device is the space's own: above 0, and 1 where nobody else is.
+  // Which part of what its class has of a device is the space's own: above 0, and 1 where nobody else of it is.
   double PartOf(const Space& space, size_t device) const {
-    const auto on = devices_.find(device);
+    const auto on = devices_.find({device, space.priority()});
     if (on == devices_.end()) return 1;
     const auto of_tenant = on->second.tenants.find(space.facts.tenant);
     if (of_tenant == on->second.tenants.end()) return 1;
@@ -208,7 +214,7 @@ class WeightedShares {
     return std::all_of(devices.begin(), devices.end(), [&](size_t device) {
       const auto ranks = static_cast<uint64_t>(std::count(all.begin(), all.end(), device));
       if (ranks == 0) return true;
-      const double own = static_cast<double>(budget_.capacity(device)) * PartOf(space, device);
+      const double own = static_cast<double>(LeftBy(device, space.priority())) * PartOf(space, device);
       return static_cast<double>(bytes * ranks) <= own;
     });
   }
@@ -220,10 +226,20 @@ class WeightedShares {
   struct OfDevice {
     std::map<std::string, OfTenant> tenants;
     uint64_t weights = 0;  // The sum of the tenants' greatest ones.
+    uint64_t bytes = 0;    // What its spaces have.
     bool given = false;
   };
+  // What classes above this one do not have of a device.
+  uint64_t LeftBy(size_t device, v1::PriorityClass priority) const {
+    uint64_t left = budget_.capacity(device);
+    for (auto on = devices_.upper_bound({device, priority});
+         on != devices_.end() && on->first.first == device; ++on) {
+      left -= std::min(left, on->second.bytes);
+    }
+    return left;
+  }
   const DeviceBudget& budget_;
-  std::map<size_t, OfDevice> devices_;
+  std::map<std::pair<size_t, v1::PriorityClass>, OfDevice> devices_;  // Keys are device and class.
 };
 
 }  // namespace
@@ -251,11 +267,30 @@ bool Daemon::GiveBack(Space* space) {
   // Others may grow now, which they should learn before they evict.
   const bool gave = space->slab_bytes() < bytes;
   space->growth_mu.Unlock();
+  SayWhoIsLate(space);
   return gave || next == GiveBack::Next::kGoOn;
 }
 
-bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, steady_clock::time_point deadline,
-                       const std::atomic<bool>* given_up, absl::FunctionRef<void()> on_wait) {
+void Daemon::SayWhoIsLate(Space* space) {
+  GiveBack::LateOnes late;
+  {
+    SpaceLock lock(*space);
+    late = space->state.give_back.TakeLate(clock_->NowMs());
+  }
+  if (late.named.empty()) return;
+  std::string who = absl::StrJoin(late.named, "; ", [](std::string* out, const auto& one) {
+    absl::StrAppend(out, "session ", one.session, " (", one.client_name, ", pid ", one.pid, ") ",
+                    one.leased == 0 ? "has yet to unmap a slab"
+                                    : absl::StrCat("has leased ", one.leased, " blocks there"));
+  });
+  if (late.more > 0) absl::StrAppend(&who, "; ", late.more, " more");
+  LogInfo("memory was not given back in time",
+          {{"space", space->facts.id}, {"tenant", space->facts.tenant}, {"late", who}});
+}
+
+bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, v1::PriorityClass most_class,
+                       steady_clock::time_point deadline, const std::atomic<bool>* given_up,
+                       absl::FunctionRef<void()> on_wait) {
   const SpaceFacts& facts = needy->facts;
   const uint64_t enough = std::min(bytes, facts.geometry.slab_bytes);
   // No other space takes what comes free meanwhile, nor does this one give.
@@ -269,12 +304,12 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, stea
   }
   std::set<std::shared_ptr<Space>> asked;
   auto pause = kWaitPause;
-  bool come = false;
+  bool come = false, over = false;
   while (true) {
     come = budget_->Room(facts.rank_devices, facts.tenant) >= enough;
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - steady_clock::now());
-    if (come || left.count() <= 0 || stopping_.load(std::memory_order_relaxed) ||
-        (given_up != nullptr && *given_up)) {
+    over = left.count() <= 0;
+    if (come || over || stopping_.load(std::memory_order_relaxed) || (given_up != nullptr && *given_up)) {
       break;
     }
     const bool at_share = budget_->RoomOfTenant(facts.rank_devices, facts.tenant) < enough;
@@ -288,25 +323,28 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, stea
     for (const std::shared_ptr<Space>& space : spaces) {
       if (space == needy || !IsOnAny(*space, full) || (at_share && space->facts.tenant != facts.tenant))
         continue;
+      const v1::PriorityClass priority = space->priority();
       SpaceLock lock(*space);
       const class GiveBack& give_back = space->state.give_back;
       if (space->state.growth.closed()) continue;
       if (give_back.under_way() || give_back.destroying > 0) giving.push_back(space);
       const uint64_t slab_bytes = space->facts.geometry.slab_bytes;
-      const uint32_t spare = give_back.spare_slabs(),
+      const uint32_t spare = priority > most_class ? 0 : give_back.spare_slabs(),
                      leaving = (space->state.growth.leaving().has_value() ? 1 : 0) + give_back.destroying;
       // What it was asked for and has found a use for since does not come.
-      const uint32_t pending = std::min(give_back.pending_slabs(), leaving + spare);
+      const uint32_t leaves = space->state.growth.leaving().has_value() ? 1 : 0;
+      const uint32_t to_go = std::min(give_back.pending_slabs() - leaves, spare), pending = leaving + to_go;
       possible.Add(space->facts, (leaving + spare) * slab_bytes);
       // What a held block keeps does not come, as far as one can tell.
       if (give_back.stuck(now)) continue;
       coming.Add(space->facts, pending * slab_bytes);
-      if (spare <= pending) continue;
+      if (spare <= to_go) continue;
       donors.push_back({.space = space,
-                        .spare = spare - pending,
+                        .spare = spare - to_go,
                         .slab_bytes = slab_bytes,
                         .bytes = space->slab_bytes() - std::min(space->slab_bytes(), pending * slab_bytes),
-                        .part = shares.PartOf(*space)});
+                        .part = shares.PartOf(*space),
+                        .priority = priority});
     }
     // It is asked for behind those that give: what one of them gave meanwhile would be in neither else.
     const uint64_t room_now = budget_->Room(facts.rank_devices, facts.tenant);
@@ -314,7 +352,7 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, stea
     possible.AddRoom(facts, *budget_);
     // Nobody's cache is drained for a guarantee that can't be met.
     if (possible.bytes() < bytes) break;
-    // Whoever has most for its weight gives first, where it is needed most.
+    // Of the lowest class whoever has most for its weight gives first, where it is needed most.
     std::map<std::shared_ptr<Space>, uint32_t> slabs;
     while (coming.bytes() < bytes && !donors.empty()) {
       const size_t needed = coming.tightest();
@@ -352,8 +390,11 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, stea
     pause = std::min(2 * pause, kLongestPause);
   }
   for (const std::shared_ptr<Space>& space : asked) {
-    SpaceLock lock(*space);
-    space->state.give_back.Withdraw();
+    {
+      SpaceLock lock(*space);
+      space->state.give_back.Withdraw(/*in_vain=*/!come && over);
+    }
+    SayWhoIsLate(space.get());
   }
   {
     SpaceLock lock(*needy);
@@ -373,12 +414,18 @@ absl::Status Daemon::SetShare(const v1::SetShareRequest& request, v1::SetShareRe
     return absl::InvalidArgumentError(
         absl::StrCat("weight is ", request.weight(), "; must be 0 to ", kMostWeight));
   }
+  if (!v1::PriorityClass_IsValid(request.priority_class())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("priority_class is ", static_cast<int>(request.priority_class()), "; must be 0 to ",
+                     static_cast<int>(v1::PriorityClass_MAX)));
+  }
   SpaceLock lock(*space);
   class GiveBack& give_back = space->state.give_back;
   const GiveBack::Terms before = give_back.of_operator;
   const uint32_t share = request.keep_guaranteed() ? give_back.share_blocks : request.guaranteed_blocks();
   if (request.has_limit_blocks()) give_back.of_operator.limit_blocks = request.limit_blocks();
   if (request.has_weight()) give_back.of_operator.weight = request.weight();
+  if (request.has_priority_class()) give_back.of_operator.priority = request.priority_class();
   space->ApplyTerms();
   const uint32_t most = space->state.growth.max_blocks() - 1;
   if (share > most) {
@@ -395,6 +442,7 @@ absl::Status Daemon::SetShare(const v1::SetShareRequest& request, v1::SetShareRe
   response->set_capacity_blocks(space->state.pool.capacity());
   response->set_limit_blocks(most);
   response->set_weight(static_cast<uint32_t>(WeightedShares::WeightOf(*space)));
+  response->set_priority_class(space->priority());
   return absl::OkStatus();
 }
 
@@ -426,7 +474,12 @@ std::string Daemon::WhoKeepsWhat(const Space& needy) {
       space.GiveWay();
     }
     SpaceLock lock(space);
-    const std::string obstacle = space.state.give_back.Obstacle(holders);
+    std::string obstacle = space.state.give_back.Obstacle(holders);
+    if (space.priority() > needy.priority()) {
+      absl::StrAppend(&obstacle, obstacle.empty() ? "" : "; ", "it is of class ",
+                      PriorityClassName(space.priority()), ", above ", PriorityClassName(needy.priority()),
+                      ": it gives to a guarantee alone");
+    }
     absl::StrAppend(&why, "; space ", space.facts.id, " (tenant ", space.facts.tenant, ") has ",
                     space.slab_bytes(), " bytes on each rank", obstacle.empty() ? "" : ": ", obstacle);
   }
@@ -469,23 +522,50 @@ void Daemon::SayThatItWaits(const Session& session, uint64_t missing_bytes) {
 
 std::vector<Daemon::Standing> Daemon::Standings(const std::vector<std::shared_ptr<Space>>& spaces) const {
   std::vector<Standing> standings(spaces.size());
-  if (std::all_of(spaces.begin(), spaces.end(), [](const auto& space) { return space->weight() == 0; }))
-    return standings;
+  bool weighted = false, classes = false;
+  for (const std::shared_ptr<Space>& space : spaces) {
+    weighted = weighted || space->weight() > 0;
+    classes = classes || space->priority() != spaces.front()->priority();
+  }
+  std::vector<bool> spares(spaces.size());
+  for (size_t i = 0; classes && i < spaces.size(); ++i) {
+    SpaceLock lock(*spaces[i]);
+    spares[i] = !spaces[i]->state.growth.closed() && spaces[i]->state.give_back.spare_slabs() > 0;
+  }
+  for (size_t i = 0; classes && i < spaces.size(); ++i) {
+    const SpaceFacts& facts = spaces[i]->facts;
+    const bool at_share = budget_->RoomOfTenant(facts.rank_devices, facts.tenant) < facts.geometry.unit_bytes;
+    for (size_t j = 0; j < spaces.size() && !standings[i].elsewhere; ++j) {
+      standings[i].elsewhere = spares[j] && spaces[j]->priority() < spaces[i]->priority() &&
+                               (!at_share || spaces[j]->facts.tenant == facts.tenant) &&
+                               IsOnAll(*spaces[j], facts.rank_devices);
+    }
+  }
+  if (!weighted) return standings;
   const WeightedShares shares(spaces, *budget_);
-  std::vector<size_t> of_those_below;  // Devices.
+  std::map<size_t, v1::PriorityClass> of_those_below;  // The highest class of one that is on the device.
   for (size_t i = 0; i < spaces.size(); ++i) {
     const Space& space = *spaces[i];
     const std::vector<size_t>& devices = space.facts.rank_devices;
-    standings[i].weighted = shares.given(devices);
+    const v1::PriorityClass priority = space.priority();
+    standings[i].weighted = shares.given(devices, priority);
     standings[i].below = standings[i].weighted &&
                          shares.Within(space, space.slab_bytes() + space.facts.geometry.slab_bytes, devices);
-    if (standings[i].below) of_those_below.insert(of_those_below.end(), devices.begin(), devices.end());
+    if (!standings[i].below) continue;
+    standings[i].elsewhere = true;
+    for (const size_t device : devices) of_those_below[device] = std::max(of_those_below[device], priority);
   }
   for (size_t i = 0; i < spaces.size(); ++i) {
-    if (!standings[i].weighted || !IsOnAny(*spaces[i], of_those_below)) continue;
+    const v1::PriorityClass priority = spaces[i]->priority();
     uint64_t least = UINT64_MAX;
-    for (const size_t device : spaces[i]->facts.rank_devices)
+    bool leaves = false;
+    for (const size_t device : spaces[i]->facts.rank_devices) {
       least = std::min(least, budget_->capacity(device));
+      const auto below = of_those_below.find(device);
+      if (below == of_those_below.end()) continue;
+      leaves = leaves || below->second > priority || (below->second == priority && standings[i].weighted);
+    }
+    if (!leaves) continue;
     standings[i].reserve_bytes =
         std::min(least / kReserveShare, kReserveSlabs * spaces[i]->facts.geometry.slab_bytes);
   }
@@ -504,7 +584,8 @@ bool Daemon::LevelWorths(const std::shared_ptr<Space>& needy, uint64_t bytes) {
   if (full.empty()) return false;
   const std::vector<std::shared_ptr<Space>> spaces = registry_->Spaces();
   const WeightedShares shares(spaces, *budget_);
-  const bool weighted = shares.given(full);
+  const v1::PriorityClass priority = needy->priority();
+  const bool weighted = shares.given(full, priority);
   const bool is_below =
       weighted && shares.Within(*needy, needy->slab_bytes() + facts.geometry.slab_bytes, full);
   const bool for_reserve = bytes > facts.geometry.unit_bytes;
@@ -512,21 +593,31 @@ bool Daemon::LevelWorths(const std::shared_ptr<Space>& needy, uint64_t bytes) {
   bool unused = false;
   std::optional<Worth> least;  // What leaves that one next; none: nothing does.
   std::optional<Donor> above;  // The one that has most for its weight, of those beyond their shares.
+  std::optional<Donor> lower;  // The same of the lowest class there is below its own, whatever is whose.
   for (const std::shared_ptr<Space>& space : spaces) {
     // One that leaves a device full brings nothing, and would take its slab back.
     if (space == needy || !IsOnAll(*space, full) || (at_share && space->facts.tenant != facts.tenant))
       continue;
+    const v1::PriorityClass of_space = space->priority();
+    if (of_space > priority) continue;
     SpaceLock lock(*space);
     const class GiveBack& give_back = space->state.give_back;
     // One at a time, so that worths have time to change.
     if (space->state.growth.closed() || give_back.under_way() || give_back.spare_slabs() == 0) continue;
+    if (of_space < priority) {
+      const Donor donor{
+          .space = space, .bytes = space->slab_bytes(), .part = shares.PartOf(*space), .priority = of_space};
+      if (!lower.has_value() || *lower < donor) lower = donor;
+      continue;
+    }
     // What no session uses goes first, whatever its age: a process that is alive keeps such a space from being closed.
     const bool without_sessions = space->state.sessions.empty();
     if (weighted && !without_sessions) {
       // What is its own, and is used, it keeps, however long some of it was idle.
       const bool is_above = !shares.Within(*space, space->slab_bytes(), full);
       if (!is_above && (for_reserve || space->state.growth.short_of_blocks())) continue;
-      const Donor donor{.space = space, .bytes = space->slab_bytes(), .part = shares.PartOf(*space)};
+      const Donor donor{
+          .space = space, .bytes = space->slab_bytes(), .part = shares.PartOf(*space), .priority = of_space};
       if (is_below && is_above && (!above.has_value() || *above < donor)) above = donor;
     }
     if (for_reserve && !without_sessions) continue;
@@ -542,8 +633,10 @@ bool Daemon::LevelWorths(const std::shared_ptr<Space>& needy, uint64_t bytes) {
     least = worth;
     giver = space;
   }
-  uint32_t most_slabs = unused ? kSlabsTogether : 1;
-  if (above.has_value() && !unused) {
+  uint32_t most_slabs = unused && !lower.has_value() ? kSlabsTogether : 1;
+  if (lower.has_value()) {
+    giver = lower->space;
+  } else if (above.has_value() && !unused) {
     giver = above->space;
     // Until it has them the needy one evicts what it would keep if it had its own, so they come together.
     const uint64_t given = giver->facts.geometry.slab_bytes, taken = facts.geometry.slab_bytes;

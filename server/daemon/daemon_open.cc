@@ -93,9 +93,11 @@ MemberIdentity Identify(const Registry::Claimed& claimed, const v1::Role& role) 
 // A space has the terms of a rule while a session opens by it, and afterwards if that succeeded.
 class RuleTerms {
  public:
-  RuleTerms(Space* space, const AccessRule& rule) : space_(*space), terms_(TermsOf(rule)) {
+  // All outlive it.
+  RuleTerms(Space* space, const AccessControl* access, const AccessRule* rule, v1::PriorityClass asked)
+      : space_(*space), access_(*access), rule_(*rule), asked_(asked) {
     SpaceLock lock(space_);
-    space_.BeginOpening(terms_);
+    space_.BeginOpening(TermsOf(rule_, asked_));
   }
   ~RuleTerms() {
     SpaceLock lock(space_);
@@ -105,12 +107,15 @@ class RuleTerms {
   RuleTerms& operator=(const RuleTerms&) = delete;
   void Keep() {
     SpaceLock lock(space_);
-    space_.KeepTerms(terms_);
+    // Daemon::ApplyRules comes before this and has no part in it, or behind it.
+    space_.KeepTerms(rule_.name, TermsInForce(access_, rule_, space_.facts.tenant, asked_));
   }
 
  private:
   Space& space_;
-  const GiveBack::Terms terms_;
+  const AccessControl& access_;
+  const AccessRule& rule_;
+  const v1::PriorityClass asked_;
 };
 
 // A session whose guarantee is above what it may hold could never have it.
@@ -119,6 +124,13 @@ absl::Status CheckHeldBlocks(const AccessRule& rule, const v1::OpenSession& requ
   return absl::ResourceExhaustedError(
       absl::StrCat("guaranteed_blocks is ", request.guaranteed_blocks(), "; rule [", rule.name,
                    "] allows held-blocks = ", rule.limits.held_blocks, " of a session"));
+}
+
+absl::Status CheckPriority(const AccessRule& rule, const v1::OpenSession& request) {
+  if (request.priority_class() <= rule.limits.priority) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrCat("priority_class is ", PriorityClassName(request.priority_class()), "; rule [", rule.name,
+                   "] gives priority = ", PriorityClassName(rule.limits.priority)));
 }
 
 // The cap on a session's blocks; 0: none.
@@ -295,7 +307,7 @@ absl::Status Daemon::FillHoles(const std::shared_ptr<Space>& space, const std::a
         if (!absl::IsResourceExhausted(made)) return made;
         // It may have no more blocks: others' memory would be of no use to it.
         const uint64_t room = budget_->Room(facts.rank_devices, facts.tenant);
-        if (!complete && room < lacking && MakeRoom(*space, closed)) continue;
+        if (!complete && room < lacking && MakeRoom(*space, closed, space->priority())) continue;
         asks = !complete && room < lacking;
       }
     }
@@ -304,7 +316,7 @@ absl::Status Daemon::FillHoles(const std::shared_ptr<Space>& space, const std::a
     }
     if (std::chrono::steady_clock::now() < deadline) {
       if (leaving && GiveBack(space.get())) continue;
-      if (asks && AskOthers(space, lacking, deadline, given_up, [] {})) continue;
+      if (asks && AskOthers(space, lacking, space->priority(), deadline, given_up, [] {})) continue;
       if (!asks && !fills) {
         std::this_thread::sleep_for(kLeavingPause);
         continue;
@@ -345,6 +357,9 @@ absl::Status Daemon::EnterOrWait(Session* session, const std::atomic<bool>* give
   }
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(options_.give_back_ms);
   bool said = false;
+  // What is promised is had of whoever has it.
+  const v1::PriorityClass most_class =
+      session->terms.guaranteed_blocks > 0 ? v1::PriorityClass_MAX : space.priority();
   while (true) {
     if (given_up != nullptr && *given_up) {
       return absl::CancelledError("the caller of OpenSession did not wait for its answer");
@@ -387,7 +402,9 @@ absl::Status Daemon::EnterOrWait(Session* session, const std::atomic<bool>* give
         may_ask = !complete && no_room();
         made = space.MakeSlab(&settlement);
         // A space at its largest has no use for the memory of others, nor has a device that is full for other reasons.
-        if (made.ok() || (absl::IsResourceExhausted(made) && !complete && MakeRoom(space, closed))) continue;
+        if (made.ok() ||
+            (absl::IsResourceExhausted(made) && !complete && MakeRoom(space, closed, most_class)))
+          continue;
         if (!absl::IsResourceExhausted(made)) return made;
         may_ask = may_ask || (!complete && no_room());
       }
@@ -401,7 +418,7 @@ absl::Status Daemon::EnterOrWait(Session* session, const std::atomic<bool>* give
       const auto say = [&] {
         if (!std::exchange(said, true)) SayThatItWaits(*session, missing_bytes);
       };
-      if (AskOthers(session->space, missing_bytes, deadline, given_up, say)) continue;
+      if (AskOthers(session->space, missing_bytes, most_class, deadline, given_up, say)) continue;
     }
     const uint32_t held = registry_->held_idle_spaces();
     return absl::ResourceExhaustedError(absl::StrCat(
@@ -412,15 +429,15 @@ absl::Status Daemon::EnterOrWait(Session* session, const std::atomic<bool>* give
   }
 }
 
-std::shared_ptr<Space> Daemon::CloseIdleFor(const Space& space) {
+std::shared_ptr<Space> Daemon::CloseIdleFor(const Space& space, v1::PriorityClass most) {
   const SpaceFacts& facts = space.facts;
   const bool at_share = budget_->RoomOfTenant(facts.rank_devices, facts.tenant) < facts.geometry.unit_bytes;
-  return registry_->CloseIdle(UINT64_MAX, facts.rank_devices, at_share ? &facts.tenant : nullptr);
+  return registry_->CloseIdle(UINT64_MAX, facts.rank_devices, at_share ? &facts.tenant : nullptr, most);
 }
 
-bool Daemon::MakeRoom(const Space& space, uint64_t spaces_closed) {
+bool Daemon::MakeRoom(const Space& space, uint64_t spaces_closed, v1::PriorityClass most) {
   const absl::Span<const size_t> devices = space.facts.rank_devices;
-  if (const std::shared_ptr<Space> idle = CloseIdleFor(space)) {
+  if (const std::shared_ptr<Space> idle = CloseIdleFor(space, most)) {
     Retire(idle);
     return true;
   }
@@ -436,13 +453,14 @@ absl::Status Daemon::OpenSession(const v1::OpenSession& request, v1::OpenSession
   ASSIGN_OR_RETURN(const auto rule, AdmitEngine(claim->credentials, "OpenSession"));
   ASSIGN_OR_RETURN(const TenantScope tenant, ScopeTenant(*rule, request.tenant(), claim->credentials.uid));
   RETURN_IF_ERROR(CheckHeldBlocks(*rule, request));
+  RETURN_IF_ERROR(CheckPriority(*rule, request));
   ASSIGN_OR_RETURN(SessionShare share, options_.access->TakeSession(*rule, request.guaranteed_blocks()));
   ASSIGN_OR_RETURN(const std::shared_ptr<Space> space, OpenSpace(request, tenant));
   const Opening opening(registry_.get(), space,
                         [this](const std::shared_ptr<Space>& closed) { Retire(closed); });
   RETURN_IF_ERROR(CheckSameSpace(space->facts, devices_, request));
   // They bound what is made for this opening already.
-  RuleTerms terms_of_rule(space.get(), *rule);
+  RuleTerms terms_of_rule(space.get(), options_.access.get(), rule.get(), request.priority_class());
   SessionTerms terms{
       .id = registry_->NextSessionId(),
       .client_name = request.client_name().empty() ? claim->client_name : request.client_name(),

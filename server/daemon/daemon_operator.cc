@@ -45,6 +45,7 @@ void FillSpace(const SpaceState& state, v1::SpaceInfo* info) {
   FillCounts(state.pool.counts(), state.pool.capacity(), info->mutable_blocks());
   info->set_sessions(static_cast<uint32_t>(state.sessions.size()));
   info->set_policy(std::string(state.pool.policy().name()));
+  info->set_priority_class(state.give_back.priority());
   info->set_pinned_blocks(state.pool.pinned());
   info->set_pin_budget_blocks(state.pool.pin_budget());
   const auto& [fixed, per_token, per_pair] = state.below.prefill.coefficients();

@@ -373,7 +373,9 @@ absl::StatusOr<Daemon::Welcome> Daemon::ComeBack(std::shared_ptr<AttachPeer> pee
     member->identity.credentials = credentials;
     member->identity.gives_back = hello.gives_back();
     member->identity.holes = hello.holes();
-    if (member->index == 0) space.KeepTerms(TermsOf(rule));
+    if (member->index == 0)
+      space.KeepTerms(rule.name, TermsInForce(*options_.access, rule, space.facts.tenant,
+                                              space.state.give_back.kept.asked));
     space.state.sessions.OnJoined(turn, member.get(), space.state.pressure.on());
   }
   LogInfo("session came back", {{"session", session.terms.id},

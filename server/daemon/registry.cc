@@ -1,6 +1,8 @@
 #include "server/daemon/registry.h"
 
 #include <algorithm>
+#include <climits>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -398,7 +400,7 @@ std::shared_ptr<Space> Registry::FindSpace(uint64_t id) {
   return nullptr;
 }
 
-std::set<std::string> Registry::TenantsAboveShare(absl::Span<const size_t> devices) {
+std::set<std::string> Registry::TenantsAboveShare(absl::Span<const size_t> devices, v1::PriorityClass only) {
   struct OfTenant {
     uint64_t bytes = 0;
     uint64_t weight = 1;  // The largest of its spaces.
@@ -408,6 +410,7 @@ std::set<std::string> Registry::TenantsAboveShare(absl::Span<const size_t> devic
   for (const auto& [key, entry] : spaces_) {
     const Space& space = *entry.space;
     if (!IsOn(space, devices)) continue;
+    if (only != v1::PRIORITY_CLASS_UNSPECIFIED && space.priority() != only) continue;
     OfTenant& of_tenant = tenants[space.facts.tenant];
     of_tenant.bytes += space.slab_bytes();
     of_tenant.weight = std::max<uint64_t>(of_tenant.weight, space.weight());
@@ -423,22 +426,25 @@ std::set<std::string> Registry::TenantsAboveShare(absl::Span<const size_t> devic
 }
 
 std::shared_ptr<Space> Registry::CloseIdle(uint64_t before_ms, absl::Span<const size_t> devices,
-                                           const std::string* tenant) {
+                                           const std::string* tenant, v1::PriorityClass most) {
   MutexLock lock(&mu_);
   std::set<std::string> above;
   if (!devices.empty()) above = TenantsAboveShare(devices);
   auto first = spaces_.end();
-  // Its tenant is within its share, and when the space was last used: the least pair goes.
-  std::pair<bool, uint64_t> first_rank(true, before_ms);
+  // Its class, where room is made, whether its tenant is within its share, and when the space was last used: the least goes.
+  std::tuple<int, bool, uint64_t> first_rank(INT_MAX, true, before_ms);
   for (auto it = spaces_.begin(); it != spaces_.end(); ++it) {
     Space& space = *it->second.space;
     if (it->second.opening > 0) continue;
     if (tenant != nullptr && space.facts.tenant != *tenant) continue;
     if (!devices.empty() && !IsOn(space, devices)) continue;
+    const v1::PriorityClass priority = space.priority();
+    if (priority > most) continue;
     SpaceLock space_lock(space);
     const auto& sessions = space.state.sessions;
     if (!sessions.idle() || (!devices.empty() && space.state.growth.slabs().empty())) continue;
-    const std::pair rank(!above.contains(space.facts.tenant), sessions.last_used_ms());
+    const std::tuple rank(devices.empty() ? 0 : static_cast<int>(priority),
+                          !above.contains(space.facts.tenant), sessions.last_used_ms());
     if (sessions.last_used_ms() < before_ms && rank < first_rank) {
       first = it;
       first_rank = rank;
@@ -453,16 +459,23 @@ std::shared_ptr<Space> Registry::CloseIdle(uint64_t before_ms, absl::Span<const 
   return space;
 }
 
-bool Registry::MustYield(const Space& space) {
+bool Registry::MustYield(const Space& space, absl::FunctionRef<bool(const Space&)> may_have) {
   MutexLock lock(&mu_);
   const std::vector<size_t>& devices = space.facts.rank_devices;
-  const std::set<std::string> above = TenantsAboveShare(devices);
-  if (!above.contains(space.facts.tenant)) return false;
+  const v1::PriorityClass priority = space.priority();
+  const std::set<std::string> above = TenantsAboveShare(devices, priority);
+  const bool is_above = above.contains(space.facts.tenant);
   for (const auto& [key, entry] : spaces_) {
     Space& other = *entry.space;
-    if (above.contains(other.facts.tenant) || !IsOn(other, devices)) continue;
+    if (!IsOn(other, devices)) continue;
+    const bool higher = other.priority() > priority;
+    const bool equal = other.priority() == priority;
+    if (!higher && !(equal && is_above && !above.contains(other.facts.tenant))) continue;
     SpaceLock space_lock(other);
-    if (other.state.growth.NeedsSlab()) return true;
+    const Growth& growth = other.state.growth;
+    // It may not have heard yet of what has come free.
+    if (growth.NeedsSlab() || (higher && growth.blocked() && growth.short_of_blocks() && may_have(other)))
+      return true;
   }
   return false;
 }

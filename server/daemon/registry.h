@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -144,13 +145,15 @@ class Registry {
   std::shared_ptr<Space> FindSpace(uint64_t id);
   // Closes the idle space that was not used for longest, and answers it; null: there is none. It was last
   // used before `before_ms` and, unless `devices` is empty, has slabs on one of them. Where room is made on
-  // devices, spaces go first whose tenant has more there than its share, by weight, of what all tenants have. With
-  // `tenant`, only its spaces may go.
+  // devices, spaces of the lowest class go first, and of these those whose tenant has more there than its share, by weight, of what
+  // all tenants have. With `tenant`, only its spaces may go, and none that is of a class above `most`.
   std::shared_ptr<Space> CloseIdle(uint64_t before_ms, absl::Span<const size_t> devices,
-                                   const std::string* tenant = nullptr);
-  // Is what memory is left for others? True if the space's tenant has more than its share of the devices that
-  // the space is on, and a space there of a tenant that has not needs a slab too.
-  bool MustYield(const Space& space);
+                                   const std::string* tenant = nullptr,
+                                   v1::PriorityClass most = v1::PriorityClass_MAX);
+  // Is what memory is left for others? True if a space of a higher class there needs a slab, or if the space's tenant has more than
+  // its share of what its class has of the devices that the space is on, and a space of the class of a tenant that has not needs one.
+  // `may_have`, which takes no space's lock, says whether another's tenant may have more at all.
+  bool MustYield(const Space& space, absl::FunctionRef<bool(const Space&)> may_have);
   // The spaces on these devices that are being closed: their memory is on its way back.
   std::vector<std::shared_ptr<Space>> Closing(absl::Span<const size_t> devices);
   // The same for all of a tenant.
@@ -197,8 +200,9 @@ class Registry {
   // True, and the attachment is forgotten: it hung up, its session is gone, and another stands for it.
   bool ForgetIfStoodFor(AttachId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The tenants whose spaces on these devices have more than their share, by weight, of what all tenants'
-  // spaces have there.
-  std::set<std::string> TenantsAboveShare(absl::Span<const size_t> devices)
+  // spaces have there; of this class alone, if there is one.
+  std::set<std::string> TenantsAboveShare(absl::Span<const size_t> devices,
+                                          v1::PriorityClass only = v1::PRIORITY_CLASS_UNSPECIFIED)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const uint32_t max_sessions_;

@@ -9,6 +9,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "proto/support/status_macros.h"
@@ -99,10 +100,30 @@ absl::StatusOr<TenantScope> ScopeTenant(const AccessRule& rule, const std::strin
   return TenantScope{name, name};
 }
 
-GiveBack::Terms TermsOf(const AccessRule& rule) {
+GiveBack::Terms TermsOf(const AccessRule& rule, v1::PriorityClass asked) {
   const AccessLimits& limits = rule.limits;
   return {.limit_blocks = limits.space_blocks == kNoAccessLimit ? 0 : limits.space_blocks,
-          .weight = limits.weight};
+          .weight = limits.weight,
+          .priority = limits.priority,
+          .asked = asked};
+}
+
+bool IsForTenant(const AccessRule& rule, const std::string& tenant_scope) {
+  if (!rule.Allows(AccessRole::kEngine)) return false;
+  const auto has = [](const auto& list, const auto& value) {
+    return std::find(list.begin(), list.end(), value) != list.end();
+  };
+  if (!rule.tenants.empty()) return has(rule.tenants, tenant_scope);
+  uint32_t uid = 0;
+  const size_t at = tenant_scope.find('@');
+  return at != std::string::npos && absl::SimpleAtoi(tenant_scope.substr(at + 1), &uid) &&
+         (rule.uids.empty() || has(rule.uids, uid));
+}
+
+GiveBack::Terms TermsInForce(const AccessControl& access, const AccessRule& rule,
+                             const std::string& tenant_scope, v1::PriorityClass asked) {
+  const auto now = access.RuleNamed(rule.name);
+  return TermsOf(now != nullptr && IsForTenant(*now, tenant_scope) ? *now : rule, asked);
 }
 
 void DeriveKeys(const DaemonOptions& options, SpaceFacts* facts, uint32_t ranks) {

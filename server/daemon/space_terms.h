@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "cuda/device.h"
+#include "server/access/access_control.h"
 #include "server/access/access_policy.h"
 #include "server/daemon/options.h"
 #include "server/pool/block_pool.h"
@@ -26,8 +27,15 @@ struct TenantScope {
 // The tenant that `uid` is served as by the rule that it matches. PERMISSION_DENIED: the rule lists others.
 absl::StatusOr<TenantScope> ScopeTenant(const AccessRule& rule, const std::string& tenant, uint32_t uid);
 
-// What the rule says of spaces.
-GiveBack::Terms TermsOf(const AccessRule& rule);
+// What the rule says of spaces, `asked` by whoever opened one.
+GiveBack::Terms TermsOf(const AccessRule& rule, v1::PriorityClass asked);
+// Could an engine by this rule open a session in a space of this tenant? Of a tenant that belongs to one uid, whose name has that
+// uid, it may be no other's.
+bool IsForTenant(const AccessRule& rule, const std::string& tenant_scope);
+// The same by the policy in force, which may have been read again since the rule admitted somebody: that says nothing of the
+// space any more where IsForTenant is false, or where no rule has the name, and what the rule said stays.
+GiveBack::Terms TermsInForce(const AccessControl& access, const AccessRule& rule,
+                             const std::string& tenant_scope, v1::PriorityClass asked);
 
 // The space's hash seed, and its name below the pool. Without a secret of tiers the seed is random. With one both are derived
 // from it and from the fingerprint, layout, ranks and tenant in `facts`: the same after every start, and on every node

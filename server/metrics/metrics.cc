@@ -125,7 +125,10 @@ constexpr CounterFamily<GiveBackCounters> kGiveBackFamilies[] = {
     {&GiveBackCounters::asked, "kvpool_give_back_asked_total",
      "Times that a space was asked for memory for others."},
     {&GiveBackCounters::missed, "kvpool_give_back_missed_total",
-     "Times that a space did not give what it was asked for in time: what is held there can't go."}};
+     "Times that a space did not give what it was asked for in time: what is held there can't go."},
+    {&GiveBackCounters::late, "kvpool_give_back_late_total",
+     "Sessions that were asked to unmap a slab, or for leases, and had not answered when the time was "
+     "over."}};
 static_assert(sizeof(GiveBackCounters) == std::size(kGiveBackFamilies) * sizeof(uint64_t),
               "a counter of GiveBackCounters has no line in kGiveBackFamilies");
 // PoolCounters::evicted is in kvpool_evicted_blocks_total, split by policy.
@@ -208,6 +211,9 @@ void AddMemory(const DaemonSnapshot& daemon, Families* out) {
   out->Gauge("kvpool_share_weight",
              "The space's weight where several want memory, by its rule or an operator; 0: it has none.");
   EachSpace(daemon, out, &Space::weight);
+  out->Gauge("kvpool_share_priority",
+             "The space's priority class, by its rule or an operator: 1 batch, 2 standard, 3 interactive.");
+  EachSpace(daemon, out, &Space::priority);
 }
 
 // What the start of the daemon found of the one before it.

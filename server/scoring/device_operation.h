@@ -131,7 +131,7 @@ struct DeviceOperation {
   uint32_t budget_tokens = 0;
   std::vector<BlockRef> destinations;  // Leased for Compact.
   LowLayout low;                       // Compact with DISPOSITION_LOW: what its low blocks hold.
-  uint32_t most_tokens = 0;            // Compact with HEADS_ADA or HEADS_GIVEN: what a head keeps at most; else 0.
+  uint32_t most_tokens = 0;  // Compact with HEADS_ADA or HEADS_GIVEN: what a head keeps at most; else 0.
   // The tokens of each plane of all ranks that are padding of a compaction before, [layers][heads of ranks]; empty: none.
   std::vector<scorers::IndexRange> padding;
   uint64_t block_bytes = 0;  // What a block has from its address on; 0 without padding.

@@ -171,7 +171,7 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
     case AnswerWindow::Seen::kRemembered:
       Replay(member, request.sequence(), response);
       SetFreeBlocks(*session, response);
-      AddPending(member, stream, request.sequence(), response);
+      AddPending(turn.now, member, stream, request.sequence(), response);
       return {};
     case AnswerWindow::Seen::kNew:
       break;
@@ -186,7 +186,7 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
   CompareFirst(turn, *session, operations);
   if (session->ended) {
     SetStatus(absl::AbortedError(session->end_reason), response);
-    AddPending(member, stream, 0, response);
+    AddPending(turn.now, member, stream, 0, response);
     return {};
   }
   if (member->log != nullptr) member->log->BeginBatch();
@@ -234,7 +234,7 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
   if (!others_go_on) {
     EndApplying(turn, session);
     SetFreeBlocks(*session, response);
-    AddPending(member, stream, request.sequence(), response);
+    AddPending(turn.now, member, stream, request.sequence(), response);
   }
   const std::string_view remembered =
       member->answers.Remember(request.sequence(), *response, std::move(memory));
@@ -247,7 +247,7 @@ std::string_view Batches::Apply(Turn& turn, Member* member, const v1::StepReques
   EndApplying(turn, session);
   Settle(session);
   SetFreeBlocks(*session, response);
-  AddPending(member, stream, request.sequence(), response);
+  AddPending(turn.now, member, stream, request.sequence(), response);
   return {};
 }
 
@@ -898,19 +898,20 @@ void Batches::CloseSession(Turn& turn, Member* member, v1::CloseSessionResult* r
   result->set_released_blocks(state_.sessions.Free(turn, session));
 }
 
-bool Batches::TakePending(Member* member, const StreamListener* stream, v1::StepResponse* response) {
+bool Batches::TakePending(uint64_t now, Member* member, const StreamListener* stream,
+                          v1::StepResponse* response) {
   // A stream that was replaced delivers nothing any more, and the new one would confirm what it took.
   if (stream != nullptr && member->listener.get() != stream) return false;
   if (!member->pending()) return false;
   member->completions.Take(kResponseCompletionBytes, response);
-  member->notices.Take(response);
+  member->notices.Take(now, response);
   return true;
 }
 
-void Batches::AddPending(Member* member, const StreamListener* stream, uint64_t sequence,
+void Batches::AddPending(uint64_t now, Member* member, const StreamListener* stream, uint64_t sequence,
                          v1::StepResponse* response) {
   if (stream != nullptr && member->listener.get() != stream) return;
-  TakePending(member, stream, response);
+  TakePending(now, member, stream, response);
   if (member->completions.any_waiting()) state_.sessions.Touch(member);
   if (sequence != 0) member->completions.ConfirmBy(sequence);
 }

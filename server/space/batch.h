@@ -64,7 +64,7 @@ class Batches {
   void AnswerWaiting(Turn& turn, uint64_t session);
   // Moves what is pending for the member's stream into the response; if that is large, a part of it, and the
   // caller asks again. False: there is nothing, or another one has replaced `stream` (null: whoever asks).
-  bool TakePending(Member* member, const StreamListener* stream, v1::StepResponse* response);
+  bool TakePending(uint64_t now, Member* member, const StreamListener* stream, v1::StepResponse* response);
 
  private:
   using Blocks = absl::Span<const uint32_t>;
@@ -100,7 +100,7 @@ class Batches {
   void Count(v1::Operation::VerbCase verb, const v1::OperationResult& result);
   // Adds what is pending to the answer to a batch, if that stream is still the member's. What does not fit wakes
   // it. `sequence`: the batch whose acknowledgement confirms it; 0: none.
-  void AddPending(Member* member, const StreamListener* stream, uint64_t sequence,
+  void AddPending(uint64_t now, Member* member, const StreamListener* stream, uint64_t sequence,
                   v1::StepResponse* response);
   // Applies a verb that was parked and may go now.
   void Resume(Turn& turn, ParkedVerb verb);

@@ -31,6 +31,7 @@ constexpr int kReclaims = 4;
 constexpr uint64_t kAskHoldersMs = 100, kLongestAskMs = 5000;
 // Somebody who holds what is to go, and does not let go of it for so long, may hold it for ever.
 constexpr uint64_t kStuckMs = 100;
+constexpr uint64_t kSayLateMs = 10'000;
 
 }  // namespace
 
@@ -39,11 +40,66 @@ void GiveBack::Ask(uint32_t slabs_wanted, uint64_t until_ms) {
   if (!asked()) {
     ++counters.asked;
     look_ms_ = 0;
+    if (!growth_.leaving().has_value()) ForgetAsked();
   }
   begun_ = true;
   keep_slabs_ = std::min(keep_slabs_, there - std::min(there - 1, slabs_wanted));
   until_ms_ = std::max(until_ms_, until_ms);
   growth_.Block(until_ms_);
+}
+
+void GiveBack::ForgetAsked() {
+  still_leased_.clear();
+  asked_sessions_.clear();
+  late_sessions_.clear();
+  // Its holders hear of a new deadline at once.
+  ask_holders_ms_ = 0;
+  pause_ms_ = kAskHoldersMs;
+}
+
+void GiveBack::Withdraw(bool in_vain) {
+  // What is leaving is late at its own time.
+  if (in_vain && asked() && slabs() > keep_slabs_ && !growth_.leaving().has_value()) Miss();
+  keep_slabs_ = UINT32_MAX;
+}
+
+void GiveBack::NoteLate(const Session& session, uint32_t leased) {
+  if (session.ended || !late_sessions_.insert(session.terms.id).second) return;
+  ++counters.late;
+  const bool named = std::any_of(late_.named.begin(), late_.named.end(),
+                                 [&](const Late& one) { return one.session == session.terms.id; });
+  if (named || late_.named.size() >= kMostLateNamed) {
+    ++late_.more;
+    return;
+  }
+  late_.named.push_back(
+      {.session = session.terms.id,
+       .client_name = session.terms.client_name,
+       .pid = session.members.empty() ? 0 : session.members.front()->identity.credentials.pid,
+       .leased = leased});
+}
+
+GiveBack::LateOnes GiveBack::TakeLate(uint64_t now) {
+  if (late_.named.empty() || now < say_late_ms_) return {};
+  say_late_ms_ = now + kSayLateMs;
+  return std::exchange(late_, {});
+}
+
+void GiveBack::Miss() {
+  ++counters.missed;
+  if (growth_.leaving().has_value()) {
+    for (const Session* session : sessions_) {
+      const bool maps = std::any_of(session->members.begin(), session->members.end(), [](const auto& member) {
+        return member->leaves && member->maps && !member->dead;
+      });
+      if (maps) NoteLate(*session, 0);
+    }
+    return;
+  }
+  for (const auto& [holder, blocks] : still_leased_) {
+    const Session* const session = sessions_.of(holder);
+    if (session != nullptr && asked_sessions_.contains(session->terms.id)) NoteLate(*session, blocks);
+  }
 }
 
 uint32_t GiveBack::needed_blocks() const {
@@ -78,7 +134,7 @@ bool GiveBack::stuck(uint64_t now) const {
 }
 
 bool GiveBack::Cancel() {
-  Withdraw();
+  Withdraw(/*in_vain=*/false);
   waits_since_ms_ = 0;
   return PutBack();
 }
@@ -141,14 +197,14 @@ GiveBack::Next GiveBack::Step(Turn& turn, std::vector<Copy>* copies, std::vector
   if (growth_.leaving().has_value()) {
     if (sessions_.all_left()) return Next::kDestroy;
     if (turn.now < until_ms_) return Wait(turn);
-    ++counters.missed;
+    Miss();
     keep_slabs_ = UINT32_MAX;
     sessions_.TakeBack(turn);
     return Next::kGoOn;
   }
   if (asked() && slabs() <= keep_slabs_) keep_slabs_ = UINT32_MAX;
   if (asked() && turn.now >= until_ms_) {
-    ++counters.missed;
+    Miss();
     keep_slabs_ = UINT32_MAX;
   }
   if (!asked()) {
@@ -206,7 +262,7 @@ GiveBack::Next GiveBack::Step(Turn& turn, std::vector<Copy>* copies, std::vector
   if (pool_.Shrink()) {
     looked_.clear();
     looking_ = false;
-    sessions_.AskToUnmap(turn, growth_.Leave(std::exchange(leaves_, {}), turn.now));
+    sessions_.AskToUnmap(turn, growth_.Leave(std::exchange(leaves_, {}), turn.now), until_ms_);
     waits_since_ms_ = look_ms_ = 0;
     return sessions_.all_left() ? Next::kDestroy : Next::kGoOn;
   }
@@ -304,6 +360,14 @@ bool GiveBack::OnCopied(Turn& turn, absl::Span<const Copy> copies, bool copied) 
 
 void GiveBack::AskHolders(const Turn& turn) {
   const auto leased = std::exchange(leased_, {});
+  still_leased_ = leased;
+  // Who has let go has answered.
+  std::set<uint64_t> there;
+  for (const auto& [holder, blocks] : leased) {
+    if (const Session* const session = sessions_.of(holder); session != nullptr)
+      there.insert(session->terms.id);
+  }
+  std::erase_if(asked_sessions_, [&](uint64_t session) { return !there.contains(session); });
   if (turn.now < ask_holders_ms_) return;
   ask_holders_ms_ = turn.now + pause_ms_;
   pause_ms_ = std::min(2 * pause_ms_, kLongestAskMs);
@@ -314,7 +378,10 @@ void GiveBack::AskHolders(const Turn& turn) {
       continue;
     // A magazine gives the oldest of its stock, whichever they are; what it leases next does not lie in the slab.
     sessions_.PostAll(session, v1::NOTICE_KIND_REVOKE,
-                      {.value = pool_.holdings(holder).leased, .detail = "memory is to be given back"});
+                      {.value = pool_.holdings(holder).leased,
+                       .detail = "memory is to be given back",
+                       .until_ms = until_ms_});
+    asked_sessions_.insert(session->terms.id);
   }
 }
 

@@ -27,11 +27,14 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
 #include "cuda/device.h"
+#include "kvpool/v1/engine.pb.h"
 #include "server/pool/block_pool.h"
 #include "server/space/below.h"
 #include "server/space/content_checks.h"
@@ -48,6 +51,7 @@ struct GiveBackCounters {
   uint64_t slabs = 0;   // Slabs that were given back.
   uint64_t asked = 0;   // Times that others asked for memory,
   uint64_t missed = 0;  // and that they had not got all of it in time.
+  uint64_t late = 0;    // Sessions that had been asked and had not answered by then, each once for each time.
 };
 
 class GiveBack {
@@ -64,8 +68,24 @@ class GiveBack {
 
   // Others want so many slabs, until then. The space does not grow meanwhile. REQUIRES: slabs <= spare_slabs().
   void Ask(uint32_t slabs, uint64_t until_ms);
-  // They want none any more. A slab that is leaving still goes.
-  void Withdraw() { keep_slabs_ = UINT32_MAX; }
+  // They want none any more. A slab that is leaving still goes, as long as its time is not over. `in_vain`: the time of whoever
+  // asked is over.
+  void Withdraw(bool in_vain);
+  // Sessions that were asked to unmap a slab or to give back what they have leased there, and had not when the time was over.
+  struct Late {
+    uint64_t session = 0;
+    std::string client_name;
+    int64_t pid = 0;
+    uint32_t leased = 0;  // Blocks that it has leased there; 0: it maps a slab that it was asked to unmap.
+  };
+  // At most so many are named, each once; `more` were late besides, or again.
+  static constexpr size_t kMostLateNamed = 4;
+  struct LateOnes {
+    std::vector<Late> named;
+    uint64_t more = 0;
+  };
+  // Every 10 s at most, as one may be late again and again; in between there is none.
+  LateOnes TakeLate(uint64_t now);
   // So many slabs could go once no held block is in them: what is left has room for what sessions hold and are promised, and
   // for `share_blocks`. None while a member lets none be unmapped (Sessions::Keepers).
   uint32_t spare_slabs() const;
@@ -122,14 +142,28 @@ class GiveBack {
     // of these to other tenants (WeightedShares). Where no space of the device has one, nothing is anybody's own; where some have,
     // the others' is 1.
     uint32_t weight = 0;
+    // Who comes first, before weights decide; none: nothing says so. What a rule says bounds what its opening asked for.
+    v1::PriorityClass priority = v1::PRIORITY_CLASS_UNSPECIFIED;
+    v1::PriorityClass asked = v1::PRIORITY_CLASS_UNSPECIFIED;
+    v1::PriorityClass priority_class() const {
+      return asked == v1::PRIORITY_CLASS_UNSPECIFIED ? priority : std::min(asked, priority);
+    }
+    bool operator==(const Terms&) const = default;
   };
   Terms of_rule, of_operator;
-  Terms kept;             // Those of the rule of the last opening that succeeded.
+  Terms kept;             // Those of the rule of the last opening that succeeded,
+  std::string rule;       // and its name; empty: there was none, or an earlier daemon did not keep it.
   uint32_t openings = 0;  // So many are under way: `of_rule` is that of the last one.
   uint32_t limit_blocks() const {
     return of_operator.limit_blocks > 0 ? of_operator.limit_blocks : of_rule.limit_blocks;
   }
   uint32_t weight() const { return of_operator.weight > 0 ? of_operator.weight : of_rule.weight; }
+  v1::PriorityClass priority() const {
+    for (const Terms& terms : {of_operator, of_rule}) {
+      if (const auto said = terms.priority_class(); said != v1::PRIORITY_CLASS_UNSPECIFIED) return said;
+    }
+    return v1::PRIORITY_CLASS_STANDARD;
+  }
   // Slabs that the space has beyond its limit, and could give.
   uint32_t excess_slabs() const;
   // Openings that wait for the memory of others on behalf of this space: it gives none of its own.
@@ -171,6 +205,10 @@ class GiveBack {
   // Nothing can be done before `turn.now` has moved on.
   Next Wait(const Turn& turn);
   void AskHolders(const Turn& turn);
+  // The time is over: counts who was asked and has not answered.
+  void Miss();
+  void NoteLate(const Session& session, uint32_t leased);
+  void ForgetAsked();
   void Place(BlockRef block, bool is_source, Copy* copy) const;
 
   const SpaceFacts& facts_;
@@ -196,6 +234,11 @@ class GiveBack {
   // Sessions are asked for what they have leased in the slab, again and again after ever longer pauses.
   std::map<Holder, uint32_t> leased_;
   uint64_t ask_holders_ms_ = 0, pause_ms_ = 0;
+  std::map<Holder, uint32_t> still_leased_;  // What was found the last time that the slab was gone through.
+  std::set<uint64_t> asked_sessions_;        // Sessions that were asked for such, of this request,
+  std::set<uint64_t> late_sessions_;         // and those that were late.
+  LateOnes late_;
+  uint64_t say_late_ms_ = 0;  // Not before this time.
 };
 
 }  // namespace kvpool

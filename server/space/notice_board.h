@@ -22,6 +22,7 @@ class NoticeBoard {
     bool on = true;
     uint64_t value = 0;
     std::string detail;
+    uint64_t until_ms = 0;  // An answer counts until then; 0: whenever it comes.
   };
   void Post(v1::NoticeKind kind, Text text) {
     notices_[kind] = std::move(text);
@@ -29,7 +30,7 @@ class NoticeBoard {
     known_ |= 1u << kind;
   }
   bool posted() const { return posted_ != 0; }
-  void Take(v1::StepResponse* response) {
+  void Take(uint64_t now, v1::StepResponse* response) {
     for (int kind = 1; posted_ != 0 && kind < v1::NoticeKind_ARRAYSIZE; ++kind) {
       if ((posted_ & 1u << kind) == 0) continue;
       posted_ &= ~(1u << kind);
@@ -38,6 +39,9 @@ class NoticeBoard {
       notice->set_on(notices_[kind].on);
       notice->set_value(notices_[kind].value);
       notice->set_detail(notices_[kind].detail);
+      // One that is over says so by the least that it can say.
+      if (const uint64_t until = notices_[kind].until_ms; until != 0)
+        notice->set_deadline_ms(until > now ? until - now : 1);
     }
   }
   // For a new stream: posts again what the one before may have lost. A revoke is not asked for twice.

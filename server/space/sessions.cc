@@ -352,7 +352,7 @@ bool Sessions::PutInOrder() {
   return growth_.in_order();
 }
 
-void Sessions::AskToUnmap(Turn& turn, uint32_t place) {
+void Sessions::AskToUnmap(Turn& turn, uint32_t place, uint64_t until_ms) {
   const uint32_t slab = growth_.leaving()->index;
   for (Session* session : sessions_) {
     for (const auto& member : session->members) {
@@ -367,6 +367,7 @@ void Sessions::AskToUnmap(Turn& turn, uint32_t place) {
       out.peer = member->identity.peer;
       out.frame.mutable_slab_leave()->set_slab(slab);
       out.frame.mutable_slab_leave()->set_capacity_blocks(growth_.made_blocks());
+      out.frame.mutable_slab_leave()->set_deadline_ms(until_ms > turn.now ? until_ms - turn.now : 1);
       outbox_.Push(std::move(out));
       turn.deferred.send = true;
     }

@@ -114,7 +114,7 @@ class Sessions {
   // Growth::PutInOrder, where no session is in the way. False: there is a hole, or one is.
   bool PutInOrder();
   // Growth::Leave was called, and answered this: who maps that slab is asked to unmap it. REQUIRES: Keepers() is empty.
-  void AskToUnmap(Turn& turn, uint32_t place);
+  void AskToUnmap(Turn& turn, uint32_t place, uint64_t until_ms);
   void OnSlabLeft(Turn& turn, Member* member, const v1::SlabLeft& left);
   // The slab is the space's again, and goes out to those that have unmapped it.
   void TakeBack(Turn& turn);

@@ -199,6 +199,7 @@ void Space::ApplyTerms() {
   const uint32_t limit = state.give_back.limit_blocks();
   state.growth.set_limit(limit == 0 ? UINT32_MAX : limit, NowMs());
   weight_.store(state.give_back.weight(), std::memory_order_relaxed);
+  priority_.store(state.give_back.priority(), std::memory_order_relaxed);
 }
 
 void Space::BeginOpening(const GiveBack::Terms& of_rule) {
@@ -207,8 +208,9 @@ void Space::BeginOpening(const GiveBack::Terms& of_rule) {
   ApplyTerms();
 }
 
-void Space::KeepTerms(const GiveBack::Terms& of_rule) {
+void Space::KeepTerms(const std::string& rule, const GiveBack::Terms& of_rule) {
   state.give_back.kept = of_rule;
+  state.give_back.rule = rule;
   KeepShares();
   if (state.give_back.openings > 0) return;
   state.give_back.of_rule = of_rule;
@@ -218,11 +220,16 @@ void Space::KeepTerms(const GiveBack::Terms& of_rule) {
 void Space::KeepShares() {
   if (table == nullptr) return;
   const GiveBack& give_back = state.give_back;
-  table->KeepShares({.share_blocks = give_back.share_blocks,
-                     .operator_limit_blocks = give_back.of_operator.limit_blocks,
-                     .operator_weight = give_back.of_operator.weight,
-                     .rule_limit_blocks = give_back.kept.limit_blocks,
-                     .rule_weight = give_back.kept.weight});
+  KeptShares shares{.share_blocks = give_back.share_blocks,
+                    .operator_limit_blocks = give_back.of_operator.limit_blocks,
+                    .operator_weight = give_back.of_operator.weight,
+                    .rule_limit_blocks = give_back.kept.limit_blocks,
+                    .rule_weight = give_back.kept.weight,
+                    .operator_priority = static_cast<uint32_t>(give_back.of_operator.priority),
+                    .rule_priority = static_cast<uint32_t>(give_back.kept.priority),
+                    .asked_priority = static_cast<uint32_t>(give_back.kept.asked)};
+  shares.rule_bytes = static_cast<uint32_t>(give_back.rule.copy(shares.rule, sizeof(shares.rule)));
+  table->KeepShares(shares);
 }
 
 void Space::EndOpening() {

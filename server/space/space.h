@@ -109,9 +109,9 @@ class Space {
   // What it may have and what is its own follow from give_back's terms, which have changed.
   void ApplyTerms() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // A session opens by a rule, whose terms bound what is made for it already. Once no opening is under way, those of the last
-  // that succeeded count.
+  // that succeeded count, as that rule says them since: KeepTerms is also for one that was read again.
   void BeginOpening(const GiveBack::Terms& of_rule) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  void KeepTerms(const GiveBack::Terms& of_rule) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  void KeepTerms(const std::string& rule, const GiveBack::Terms& of_rule) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // For the next daemon: what operators and the rule of the last opening say.
   void KeepShares() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void EndOpening() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
@@ -120,8 +120,9 @@ class Space {
   void LookWhetherItDoubts() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     may_doubt_.store(state.checks.compares(), std::memory_order_relaxed);
   }
-  // GiveBack::weight(), for those who have no lock.
+  // GiveBack::weight() and its priority(), for those who have no lock.
   uint32_t weight() const { return weight_.load(std::memory_order_relaxed); }
+  v1::PriorityClass priority() const { return priority_.load(std::memory_order_relaxed); }
 
   const SpaceFacts facts;
   const std::unique_ptr<SpaceTable> table;  // Null: nothing outlives the daemon. The pool lives in it.
@@ -134,6 +135,7 @@ class Space {
 
  private:
   std::atomic<uint32_t> weight_{0};
+  std::atomic<v1::PriorityClass> priority_{v1::PRIORITY_CLASS_STANDARD};
   std::atomic<bool> may_doubt_{false};
   friend class SpaceLock;
   friend class SpaceTurn;

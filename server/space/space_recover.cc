@@ -89,6 +89,12 @@ bool ParkAgain(Turn& turn, Session* session, std::vector<Recalled> parked) {
   return go_on;
 }
 
+// None, where a later build has kept one that this one does not know.
+v1::PriorityClass PriorityOf(uint32_t kept) {
+  return v1::PriorityClass_IsValid(static_cast<int>(kept)) ? static_cast<v1::PriorityClass>(kept)
+                                                           : v1::PRIORITY_CLASS_UNSPECIFIED;
+}
+
 }  // namespace
 
 RecoveredPool Space::Recover(Inheritance inheritance, std::vector<std::shared_ptr<Session>>* resumed) {
@@ -112,8 +118,13 @@ RecoveredPool Space::Recover(Inheritance inheritance, std::vector<std::shared_pt
   const KeptShares shares = table->shares();
   state.give_back.share_blocks = std::min(shares.share_blocks, facts.geometry.max_blocks - 1);
   state.give_back.of_operator = {.limit_blocks = shares.operator_limit_blocks,
-                                 .weight = shares.operator_weight};
-  state.give_back.kept = {.limit_blocks = shares.rule_limit_blocks, .weight = shares.rule_weight};
+                                 .weight = shares.operator_weight,
+                                 .priority = PriorityOf(shares.operator_priority)};
+  state.give_back.kept = {.limit_blocks = shares.rule_limit_blocks,
+                          .weight = shares.rule_weight,
+                          .priority = PriorityOf(shares.rule_priority),
+                          .asked = PriorityOf(shares.asked_priority)};
+  state.give_back.rule.assign(shares.rule, std::min<size_t>(shares.rule_bytes, sizeof(shares.rule)));
   state.give_back.of_rule = state.give_back.kept;
   ApplyTerms();
   // Before the pool forgets which turn was torn.

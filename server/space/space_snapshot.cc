@@ -47,6 +47,7 @@ SpaceSnapshot SnapshotOf(const SpaceState& state, uint64_t now) {
   snapshot.share_blocks = state.give_back.share_blocks;
   snapshot.limit_blocks = state.growth.max_blocks() - 1;
   snapshot.weight = state.give_back.weight();
+  snapshot.priority = static_cast<uint32_t>(state.give_back.priority());
   snapshot.evicted_by_policy = state.evicted_by_policy();
   snapshot.hold = state.hold.Snapshot();
   snapshot.hold_work = state.hold_work.Snapshot();

@@ -39,6 +39,7 @@ struct SpaceSnapshot {
   uint32_t share_blocks = 0;  // SetShare's.
   uint32_t limit_blocks = 0;  // Growth::max_blocks, without the null block.
   uint32_t weight = 0;        // GiveBack::weight.
+  uint32_t priority = 0;      // GiveBack::priority.
   std::map<std::string, EvictedBlocks> evicted_by_policy;
   HistogramSnapshot hold, hold_work, reclaim, lifetime, idle_before_evict, reuse_gap;
   // An AsyncPolicy's decisions, the state of their circuit breaker, and the time they took; 0 for other policies.

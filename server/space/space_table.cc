@@ -45,10 +45,27 @@ struct Readers {
 // Two of them, of which the other one is written, so that a kill in between changes nothing. Zeros where an older build left a gap
 // in front of the pool.
 struct Shares {
+  struct First {
+    uint32_t numbers[5];
+  };
   std::atomic<uint32_t> current;  // 1 or 2; 0: none has been kept.
+  First of[2];
+};
+// What is in `whole` at the same place counts if it begins with the same numbers: else a build that does not know it has kept
+// others since.
+struct Whole {
   KeptShares of[2];
 };
 static_assert(std::is_standard_layout_v<Shares> && std::atomic<uint32_t>::is_always_lock_free);
+static_assert(std::is_standard_layout_v<KeptShares> && std::is_trivially_copyable_v<KeptShares> &&
+              offsetof(KeptShares, operator_priority) == sizeof(Shares::First));
+
+// No shares begin so.
+constexpr Shares::First kNoShares = {{UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX}};
+
+bool BeginsWith(const KeptShares& shares, const Shares::First& first) {
+  return std::memcmp(&shares, &first, sizeof(first)) == 0;
+}
 
 uint64_t SharesAt(uint64_t readers_at) {
   const uint64_t end = readers_at + sizeof(Readers);
@@ -109,7 +126,8 @@ absl::StatusOr<std::unique_ptr<SpaceTable>> SpaceTable::Make(const SpaceFacts& f
   const Readers readers{.oldest = kOldestTableReader, .had_by = 0};
   std::string behind = facts.tenant + bytes;
   behind.append(reinterpret_cast<const char*>(&readers.oldest), sizeof(readers.oldest));
-  const uint64_t end = SharesAt(sizeof(header) + behind.size() - sizeof(readers.oldest)) + sizeof(Shares);
+  const uint64_t end =
+      SharesAt(sizeof(header) + behind.size() - sizeof(readers.oldest)) + sizeof(Shares) + sizeof(Whole);
   header.pool_at = (end + kPoolAlignment - 1) / kPoolAlignment * kPoolAlignment;
   header.checksum = ChecksumOf(header, behind);
   ASSIGN_OR_RETURN(
@@ -173,6 +191,8 @@ absl::Status SpaceTable::Read() {
   hash_seed_ = std::string(header.hash_seed, kSeedBytes);
   pool_at_ = header.pool_at;
   if (SharesAt(readers_at) + sizeof(Shares) <= pool_at_) shares_at_ = SharesAt(readers_at);
+  const uint64_t whole_at = SharesAt(readers_at) + sizeof(Shares);
+  if (whole_at + sizeof(Whole) <= pool_at_) whole_at_ = whole_at;
   sessions_ = header.sessions;
   return absl::OkStatus();
 }
@@ -181,15 +201,27 @@ KeptShares SpaceTable::shares() const {
   if (shares_at_ == 0) return {};
   const auto& shares = *reinterpret_cast<const Shares*>(memory_.data() + shares_at_);
   const uint32_t current = shares.current.load(std::memory_order_acquire);
-  return current == 1 || current == 2 ? shares.of[current - 1] : KeptShares();
+  KeptShares kept;
+  if (current != 1 && current != 2) return kept;
+  const Shares::First& first = shares.of[current - 1];
+  if (whole_at_ != 0) {
+    const KeptShares& whole = reinterpret_cast<const Whole*>(memory_.data() + whole_at_)->of[current - 1];
+    if (BeginsWith(whole, first)) return whole;
+  }
+  std::memcpy(&kept, &first, sizeof(first));
+  return kept;
 }
 
 void SpaceTable::KeepShares(const KeptShares& kept) {
   if (shares_at_ == 0) return;
   auto& shares = *reinterpret_cast<Shares*>(memory_.data() + shares_at_);
   const uint32_t next = shares.current.load(std::memory_order_relaxed) == 1 ? 2 : 1;
-  shares.of[next - 1] = kept;
+  std::memcpy(&shares.of[next - 1], &kept, sizeof(Shares::First));
+  Whole* const whole = whole_at_ == 0 ? nullptr : reinterpret_cast<Whole*>(memory_.data() + whole_at_);
+  if (whole != nullptr) whole->of[next - 1] = kept;
   shares.current.store(next, std::memory_order_release);
+  // A build that does not know of it keeps its next ones there, which may begin alike.
+  if (whole != nullptr) std::memcpy(&whole->of[2 - next], &kNoShares, sizeof(kNoShares));
 }
 
 uint32_t SpaceTable::sealed_blocks() const {

@@ -6,6 +6,7 @@
 //   opening   the OpenSession that made the space, without its token
 //   readers   the oldest version that reads this, and the oldest that has had it since
 //   shares    what operators and rules say of the space's part of a device; absent in tables of builds that did not keep it
+//   whole     the same, with what builds of before do not know; absent likewise
 //   pool      server/pool/pool_table.h; from version 7 on with sums of content
 //
 // A daemon reads its own version and the one before. It also reads the next one, if that says so: then all that it knows is
@@ -20,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "kvpool/v1/engine.pb.h"
 #include "proto/support/unique_fd.h"
+#include "server/access/access_policy.h"
 #include "server/base/shared_memory.h"
 #include "server/pool/block_pool.h"
 #include "server/space/space_facts.h"
@@ -52,6 +54,12 @@ struct KeptShares {
   uint32_t operator_weight = 0;
   uint32_t rule_limit_blocks = 0;
   uint32_t rule_weight = 0;
+  // Builds of before know what is in front of this. Where one of them has kept others since, these are as below.
+  uint32_t operator_priority = 0;  // Each is a v1::PriorityClass.
+  uint32_t rule_priority = 0;
+  uint32_t asked_priority = 0;
+  uint32_t rule_bytes = 0;
+  char rule[kMostRuleNameBytes] = {};  // Its name.
   bool operator==(const KeptShares&) const = default;
 };
 
@@ -96,6 +104,7 @@ class SpaceTable {
   v1::OpenSession opening_;
   uint64_t pool_at_ = 0;
   uint64_t shares_at_ = 0;  // 0: there is no room for them.
+  uint64_t whole_at_ = 0;   // Likewise.
   uint32_t sessions_ = 0;
   bool has_sums_ = false;
 };

@@ -170,6 +170,10 @@ absl::Status ValidateOpenSession(const v1::OpenSession& request) {
     return Invalid(absl::StrCat("kind is ", static_cast<int>(request.kind()), "; must be 0 to ",
                                 static_cast<int>(v1::SpaceKind_MAX)));
   }
+  if (!v1::PriorityClass_IsValid(request.priority_class())) {
+    return Invalid(absl::StrCat("priority_class is ", static_cast<int>(request.priority_class()),
+                                "; must be 0 to ", static_cast<int>(v1::PriorityClass_MAX)));
+  }
   if (request.max_blocks() != 0 && request.guaranteed_blocks() > request.max_blocks()) {
     return Invalid(absl::StrCat("guaranteed_blocks is ", request.guaranteed_blocks(), "; max_blocks is ",
                                 request.max_blocks()));

@@ -85,6 +85,8 @@ TEST(AccessFileTest, EachFieldSaysWhatIsWrongWithItsValue) {
       {"space-blocks", "0", kMost},
       {"weight", "0", "the limits are 1 and 1000"},
       {"weight", "1001", "the limits are 1 and 1000"},
+      {"priority", "urgent", "there are batch, standard and interactive"},
+      {"priority", "7", "there are batch, standard and interactive"},
       {"pinned-blocks", "1.5", "the limits are 0 and 4294967294"},
       {"share", "1",
        "no such field; there are uid, gid, cgroup, san, certificate, role, tenant, sessions, "
@@ -115,6 +117,8 @@ TEST(AccessFileTest, ARuleIsWhole) {
     EXPECT_EQ(ErrorOf(absl::StrCat("[a]\nuid = 1\nrole = operator\n", field, " = 7\n")),
               absl::StrCat("rules:4: [a] ", field, " is for the role engine, which the rule does not give"));
   }
+  EXPECT_EQ(ErrorOf("[a]\nuid = 1\nrole = operator\npriority = batch\n"),
+            "rules:4: [a] priority is for the role engine, which the rule does not give");
 }
 
 TEST(AccessFileTest, LinesAreRulesAndFields) {

@@ -267,8 +267,13 @@ TEST_F(ElasticTest, ByCallAnEngineGivesBackAtItsStep) {
     done = true;
   });
   uint64_t bytes = 0;
+  std::chrono::milliseconds longest{0};
+  EXPECT_FALSE(a->asked_back_within().has_value());
   while (!done) {
     if (a->slabs_asked_back() > 0) {
+      // The opening waits for 2 s at most.
+      const auto within = a->asked_back_within();
+      if (within.has_value()) longest = std::max(longest, *within);
       const absl::StatusOr<uint64_t> given = a->GiveBackSlabs();
       EXPECT_TRUE(given.ok()) << given.status();
       bytes += given.value_or(0);
@@ -278,6 +283,9 @@ TEST_F(ElasticTest, ByCallAnEngineGivesBackAtItsStep) {
   opening.join();
   ASSERT_TRUE(b.ok()) << b.status();
   EXPECT_GE(bytes, 100 * kBlockBytes / 2);
+  EXPECT_GT(longest.count(), 0);
+  EXPECT_LE(longest.count(), 2000);
+  EXPECT_FALSE(a->asked_back_within().has_value());
 }
 
 // ---- Holes

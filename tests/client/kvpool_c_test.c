@@ -415,6 +415,7 @@ int main(int argc, char** argv) {
   CHECK(kvpool_mapped_ranges(session, mapped, 2) == 1 && mapped[0].first == 0 && mapped[1].end == 7);
   CHECK(mapped[0].end >= kvpool_capacity_blocks(session) && mapped[0].end <= kvpool_mapped_blocks(session));
   CHECK(kvpool_slabs_asked_back(session) == 0);
+  CHECK(kvpool_asked_back_within_ms(session) == UINT64_MAX);
   uint64_t given_back = 1;
   CHECK(kvpool_give_back_slabs(session, &given_back) == KVPOOL_OK && given_back == 0);
   CHECK(kvpool_give_back_slabs(session, NULL) == KVPOOL_OK);

@@ -249,6 +249,7 @@ def say_what_the_kernel_says(numbers, daemon, instance):
 OWN = [
     ("Slabs that a device refused", 0, "kvpool_growth_failures_total", ["space"], 0),
     ("Leases that came out short", 0, "kvpool_lease_shortfalls_total", ["space", "reason"], 0),
+    ("Slabs by space", 4, "kvpool_share_priority", ["space"], 0),
     ("Bookkeeping", 1, "kvpool_space_bookkeeping_bytes", ["space"], 0),
     ("Bookkeeping", 2, "kvpool_heap_bytes", [], 16 << 20),
     ("Circuit breaker of decisions outside the lock", 0, "kvpool_policy_breaker_state", ["space"], 0),

@@ -113,6 +113,7 @@ def test_memory_goes_back_as_the_engine_says(daemon):
     for give_back in ("never", "by_call", "any_time"):
         with kvpool.Session(layout(), "a model", socket=daemon.socket, give_back=give_back) as session:
             assert session.slabs_asked_back == 0 and session.give_back_slabs() == 0
+            assert session.asked_back_within is None
     with pytest.raises(kvpool.ReleasedError):
         session.give_back_slabs()
     with pytest.raises(kvpool.InvalidArgumentError, match='give_back is "sometimes"'):

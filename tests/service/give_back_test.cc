@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -73,7 +74,12 @@ class GiveBackTest : public GrowthTest {
   static std::string NameOf(uint64_t block) { return Key("block" + std::to_string(IdOf(block))); }
   static std::string NameOfId(uint32_t id) { return Key("block" + std::to_string(id)); }
   void Rules(const std::string& line) {
-    access_->Replace(MakePolicy("[rule]\nuid = *\nrole = engine\ntenant = *\n" + line + "\n"));
+    RulesAre("[rule]\nuid = *\nrole = engine\ntenant = *\n" + line + "\n");
+  }
+  // The file is read again, if the daemon is there.
+  void RulesAre(const std::string& rules) {
+    access_->Replace(MakePolicy(rules));
+    if (daemon_ != nullptr) daemon_->ApplyRules();
   }
   // The housekeeper goes on, for longer than slabs are asked for.
   void GoOn(const std::vector<Engine*>& engines) {
@@ -89,6 +95,24 @@ class GiveBackTest : public GrowthTest {
     request.set_weight(weight);
     v1::SetShareResponse response;
     EXPECT_TRUE(daemon_->SetShare(request, &response).ok());
+  }
+  void SetPriority(size_t space, v1::PriorityClass priority) {
+    v1::SetShareRequest request;
+    request.set_space(Space(space).space);
+    request.set_keep_guaranteed(true);
+    request.set_priority_class(priority);
+    v1::SetShareResponse response;
+    EXPECT_TRUE(daemon_->SetShare(request, &response).ok());
+  }
+  // Opens model `name` without a wish, on a device with room for it.
+  std::unique_ptr<Engine> OpenSmall(const std::string& name, uint32_t guaranteed = 1) {
+    auto engine = Attach(name);
+    v1::OpenSession request = OpenRequest(name);
+    request.set_guaranteed_blocks(guaranteed);
+    const absl::Status opened = engine->Open(request);
+    EXPECT_TRUE(opened.ok()) << opened;
+    engine->MapSlabs();
+    return engine;
   }
   // Computes what nobody has, and lets it go: the space has more use for memory than there is.
   void Churn(Engine* engine, const std::string& name) {
@@ -636,24 +660,113 @@ TEST_F(GiveBackTest, ASpaceStaysWithinTheLimitOfItsRule) {
   EXPECT_TRUE(wish->Open(request).ok());
 }
 
-TEST_F(GiveBackTest, ARuleThatIsReadAgainCountsAtTheNextOpening) {
+TEST_F(GiveBackTest, ALimitThatIsReadAgainCountsAtOnce) {
+  Rules("space-blocks = 63\nweight = 3");
+  StartDaemon(4);
+  v1::OpenSession request = OpenRequest("a");
+  request.set_guaranteed_blocks(20);
+  const auto a = OpenEngine(request, "a");
+  const std::vector<uint64_t> held = LeaseAll(a.get(), 4 * kSlabBlocks - 2);
+  ASSERT_EQ(Space(0).slabs, 4);
+  testing::internal::CaptureStderr();
+  Rules("space-blocks = 15\nweight = 2");
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              AllOf(HasSubstr("terms of a space changed"), HasSubstr("rule=rule"),
+                    HasSubstr("old_limit_blocks=63 limit_blocks=15"), HasSubstr("old_weight=3 weight=2")));
+  EXPECT_EQ(Space(0).limit_blocks, kSlabBlocks - 1);
+  EXPECT_EQ(Space(0).weight, 2);
+  GoOn({a.get()});
+  EXPECT_EQ(Space(0).slabs, 4) << "all of it is held";
+  a->Release({held.begin() + 1, held.end()});
+  GoOn({a.get()});
+  // Two slabs have room for what is held and promised, one has not.
+  EXPECT_EQ(Space(0).slabs, 2);
+  const std::vector<uint64_t> promised = a->Lease(19);
+  EXPECT_EQ(promised.size(), 19) << "a limit takes no guarantee back";
+  GoOn({a.get()});
+  EXPECT_EQ(Space(0).slabs, 2);
+  Rules("space-blocks = 63\nweight = 2");
+  EXPECT_EQ(LeaseAll(a.get(), 30).size(), 30);
+  EXPECT_GT(Space(0).slabs, 2);
+  testing::internal::CaptureStderr();
+  daemon_->ApplyRules();
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "") << "nothing changed";
+}
+
+// What runs goes on, and who comes next is asked for his rule.
+TEST_F(GiveBackTest, WhatARuleSaidStaysWhereItIsGone) {
+  const std::string own = "\nrole = engine\ntenant = team\nspace-blocks = 31\nweight = 7\n";
+  const std::string rule = "[rule]\nuid = 1000" + own, other = "[other]\nuid = 1000" + own;
+  RulesAre(rule);
   StartDaemon(4);
   const auto a = OpenEngine(OpenRequest("a"), "a");
-  a->Release(LeaseAll(a.get(), 4 * kSlabBlocks - 2));
-  ASSERT_EQ(Space(0).slabs, 4);
-  Rules("space-blocks = 31");
-  daemon_->HousekeepOnce();
-  EXPECT_EQ(Space(0).slabs, 4);
-  const auto second = OpenEngine(OpenRequest("a"), "a2");
-  GoOn({a.get(), second.get()});
-  EXPECT_EQ(Space(0).slabs, 2);
+  const auto waiting = Attach("a2");
+  // The uid that a rule matches does not tell whose the space is: its tenant does.
+  for (const std::string& gone :
+       {other, std::string("[rule]\nuid = 1000\nrole = engine\ntenant = another\nweight = 9\n"),
+        std::string("[rule]\nuid = 1000\nrole = observer\n"),
+        std::string("[rule]\nuid = 1000\nrole = engine\ntenant = *\nweight = 9\n")}) {
+    testing::internal::CaptureStderr();
+    RulesAre(gone);
+    EXPECT_THAT(testing::internal::GetCapturedStderr(),
+                AllOf(HasSubstr("rule of a space is gone"), HasSubstr("rule=rule"), HasSubstr("weight=7")))
+        << gone;
+    EXPECT_EQ(Space(0).weight, 7) << gone;
+    EXPECT_EQ(Space(0).limit_blocks, 31) << gone;
+    EXPECT_EQ(LeaseUpTo(4, a.get(), {a.get()}).size(), 4);
+  }
+  RulesAre("[rule]\nuid = 1001\nrole = engine\ntenant = team\nweight = 8\n");
+  EXPECT_EQ(Space(0).weight, 8) << "it is there again, and for the tenant";
+  EXPECT_EQ(waiting->Open(OpenRequest("a")).code(), absl::StatusCode::kPermissionDenied);
+}
+
+TEST_F(GiveBackTest, ATenantOfOneUidHasNoRuleOfOthers) {
+  const std::string line = "\nrole = engine\ntenant = *\nweight = ";
+  RulesAre("[rule]\nuid = 1000" + line + "5\n");
+  StartDaemon(4);
+  const auto a = OpenEngine(OpenRequest("a"), "a");
+  RulesAre("[rule]\nuid = 1001" + line + "6\n");
+  EXPECT_EQ(Space(0).weight, 5);
+  RulesAre("[rule]\nuid = 1001, 1000" + line + "6\n");
+  EXPECT_EQ(Space(0).weight, 6);
+  RulesAre("[rule]\nuid = *" + line + "7\n");
+  EXPECT_EQ(Space(0).weight, 7);
+}
+
+// An opening that began by the rule as it was keeps what the rule says when it ends.
+TEST_F(GiveBackTest, ARuleThatIsReadAgainWhileASessionOpensCounts) {
+  Rules("space-blocks = 63\nweight = 5");
+  options_.give_back_ms = 10'000;
+  const auto a = Full(3);
+  const uint64_t held = a->Match({NameOfId(40)}).groups(0).blocks(0);
+  std::unique_ptr<Engine> b;
+  absl::Status opened;
+  std::thread opening([&] { opened = OpenB(20, &b); });
+  while (daemon_->Snapshot().spaces.size() < 2 || Space(0).give_back.asked == 0) std::this_thread::yield();
+  Rules("space-blocks = 47\nweight = 6");
+  a->Release({held});
+  opening.join();
+  ASSERT_TRUE(opened.ok()) << opened;
+  EXPECT_EQ(Space(1).weight, 6);
+  EXPECT_EQ(Space(1).limit_blocks, 47);
+}
+
+TEST_F(GiveBackTest, AnOperatorComesBeforeARuleThatIsReadAgain) {
+  Rules("weight = 5");
+  StartDaemon(4);
+  const auto a = OpenEngine(OpenRequest("a"), "a");
+  SetWeight(0, 9);
+  Rules("weight = 6");
+  EXPECT_EQ(Space(0).weight, 9);
+  SetWeight(0, 0);
+  EXPECT_EQ(Space(0).weight, 6);
 }
 
 TEST_F(GiveBackTest, AnOpeningThatIsRefusedLeavesTheLimitAsItWas) {
   StartDaemon(4);
   const auto a = OpenEngine(OpenRequest("a"), "a");
   a->Release(LeaseAll(a.get(), 4 * kSlabBlocks - 2));
-  Rules("space-blocks = 31");
+  RulesAre("[small]\nuid = *\nrole = engine\ntenant = *\nspace-blocks = 31\n");
   v1::OpenSession request = OpenRequest("a");
   request.set_guaranteed_blocks(40);
   EXPECT_EQ(Attach("a2")->Open(request).code(), absl::StatusCode::kResourceExhausted);
@@ -892,6 +1005,265 @@ TEST_F(GiveBackTest, WeightsOfRulesCount) {
   request.set_weight(0);
   ASSERT_TRUE(daemon_->SetShare(request, &response).ok());
   EXPECT_EQ(response.weight(), 7);
+}
+
+// ---- Deadlines
+
+// What is said is what is left, and who has not answered by then is late, once for each time that it was asked.
+TEST_F(GiveBackTest, AMemberIsToldHowLongItsAnswerCounts) {
+  const auto a = Full(3);
+  std::vector<uint64_t> told;
+  const auto answer = std::exchange(a->peer->on_leave,
+                                    [&](const v1::SlabLeave& leave) { told.push_back(leave.deadline_ms()); });
+  v1::SetShareRequest request;
+  request.set_space(Space(0).space);
+  request.set_keep_guaranteed(true);
+  request.set_limit_blocks(kSlabBlocks);
+  v1::SetShareResponse response;
+  ASSERT_TRUE(daemon_->SetShare(request, &response).ok());
+  daemon_->HousekeepOnce();
+  ASSERT_EQ(told.size(), 1);
+  EXPECT_EQ(told[0], 1000);
+  EXPECT_EQ(Space(0).give_back.late, 0);
+  clock_.Advance(999);
+  daemon_->HousekeepOnce();
+  EXPECT_EQ(Space(0).give_back.late, 0);
+  testing::internal::CaptureStderr();
+  clock_.Advance(1);
+  for (int i = 0; i < 3; ++i) daemon_->HousekeepOnce();
+  const std::string log = testing::internal::GetCapturedStderr();
+  const std::string line = "memory was not given back in time";
+  EXPECT_THAT(
+      log, AllOf(HasSubstr(line), HasSubstr("session " + std::to_string(a->opened.session()) + " (a, pid "),
+                 HasSubstr("has yet to unmap a slab")));
+  EXPECT_EQ(log.find(line, log.find(line) + 1), std::string::npos) << "once: " << log;
+  EXPECT_EQ(Space(0).give_back.late, 1);
+  EXPECT_EQ(Space(0).give_back.missed, 1);
+  // It is asked anew, and answers in time.
+  a->peer->on_leave = answer;
+  GoOn({a.get()});
+  EXPECT_EQ(Space(0).slabs, 1);
+  EXPECT_EQ(Space(0).give_back.late, 1);
+}
+
+// What is leased in a slab is asked for with the time that is left, whenever the notice is taken.
+TEST_F(GiveBackTest, ASessionIsToldHowLongItsLeasesAreWaitedFor) {
+  StartDaemon(3);
+  const auto a = OpenEngine(OpenRequest("a"), "a"), second = OpenEngine(OpenRequest("a"), "a2");
+  std::vector<uint64_t> all = LeaseUpTo(3 * kSlabBlocks - 3, a.get(), {a.get(), second.get()});
+  std::sort(all.begin(), all.end(), [](uint64_t one, uint64_t other) { return IdOf(one) < IdOf(other); });
+  const uint64_t last = all.back();
+  all.pop_back();
+  a->Release(all);
+  a->Pending();
+  v1::SetShareRequest request;
+  request.set_space(Space(0).space);
+  request.set_keep_guaranteed(true);
+  request.set_limit_blocks(kSlabBlocks);
+  v1::SetShareResponse response;
+  ASSERT_TRUE(daemon_->SetShare(request, &response).ok());
+  const auto deadline = [&](Engine* engine) {
+    std::optional<uint64_t> told;
+    const v1::StepResponse pending = engine->Pending();
+    for (const v1::Notice& notice : pending.notices()) {
+      if (notice.kind() == v1::NOTICE_KIND_REVOKE) told = notice.deadline_ms();
+    }
+    return told;
+  };
+  for (int i = 0; i < 10; ++i) daemon_->HousekeepOnce();
+  clock_.Advance(300);
+  EXPECT_EQ(deadline(a.get()), 700);
+  EXPECT_FALSE(deadline(second.get()).has_value()) << "it has leased nothing there";
+  for (int i = 0; i < 6; ++i) {
+    clock_.Advance(100);
+    daemon_->HousekeepOnce();
+  }
+  EXPECT_GT(deadline(a.get()).value_or(0), 0) << "it is asked again";
+  EXPECT_EQ(Space(0).give_back.late, 0);
+  testing::internal::CaptureStderr();
+  clock_.Advance(100);
+  for (int i = 0; i < 3; ++i) daemon_->HousekeepOnce();
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("has leased 1 blocks there"));
+  EXPECT_EQ(Space(0).give_back.late, 1);
+  a->Release({last});
+  GoOn({a.get(), second.get()});
+  EXPECT_EQ(Space(0).slabs, 1);
+  EXPECT_EQ(Space(0).give_back.late, 1);
+}
+
+// The opening is refused then, and who kept it from memory is counted.
+TEST_F(GiveBackTest, WhoKeepsAnOpeningWaitingIsLate) {
+  StartDaemon(3);
+  const auto a = OpenEngine(OpenRequest("a"), "a");
+  std::vector<uint64_t> all = LeaseAll(a.get(), 3 * kSlabBlocks - 2);
+  const auto last = std::max_element(all.begin(), all.end(),
+                                     [](uint64_t one, uint64_t other) { return IdOf(one) < IdOf(other); });
+  const uint64_t held = *last;
+  all.erase(last);
+  a->Release(all);
+  Refusal(10);
+  EXPECT_EQ(Space(0).give_back.late, 1);
+  EXPECT_EQ(Space(0).give_back.missed, 1);
+  Refusal(10);
+  EXPECT_EQ(Space(0).give_back.late, 2);
+  a->Release({held});
+  std::unique_ptr<Engine> b;
+  EXPECT_TRUE(OpenB(10, &b).ok());
+  EXPECT_EQ(Space(0).give_back.late, 2);
+}
+
+// ---- Priority classes
+
+// Whatever weights say, and however much the lower one uses what it has, but for what it is promised.
+TEST_F(GiveBackTest, AHigherClassTakesWhatALowerOneIsNotPromised) {
+  const auto a = Full(8);
+  const auto b = OpenSmall("b");
+  SetWeight(0, 1000);
+  SetPriority(0, v1::PRIORITY_CLASS_BATCH);
+  SetPriority(1, v1::PRIORITY_CLASS_INTERACTIVE);
+  v1::SetShareRequest keep;
+  keep.set_space(Space(0).space);
+  keep.set_guaranteed_blocks(20);
+  v1::SetShareResponse response;
+  ASSERT_TRUE(daemon_->SetShare(keep, &response).ok());
+  EXPECT_EQ(response.priority_class(), v1::PRIORITY_CLASS_BATCH);
+  for (int round = 0; round < 60; ++round) {
+    Churn(a.get(), "a" + std::to_string(round));
+    Churn(b.get(), "b" + std::to_string(round));
+    Settle({a.get(), b.get()});
+  }
+  EXPECT_EQ(Space(0).slabs, 2) << "20 blocks are promised to it";
+  EXPECT_EQ(Space(1).slabs, 6);
+  // What is held is not taken either, and what is let go is.
+  SetPriority(0, v1::PRIORITY_CLASS_UNSPECIFIED);
+  EXPECT_EQ(Space(0).priority, v1::PRIORITY_CLASS_STANDARD) << "nothing says another";
+}
+
+// A lease waits for memory of a lower class before it evicts, though no weight says that it is its own.
+TEST_F(GiveBackTest, ALeaseOfAHigherClassEvictsNothingWhileALowerOneHasSome) {
+  const auto a = Full(8);
+  const auto b = OpenSmall("b");
+  SetPriority(0, v1::PRIORITY_CLASS_BATCH);
+  Settle({a.get(), b.get()});
+  uint32_t sealed = 0;
+  for (int round = 0; round < 200 && sealed < 5 * kSlabBlocks; ++round) {
+    const v1::LeaseResult lease = b->LeaseAsked(3, 1);
+    for (const uint64_t block : lease.blocks()) {
+      b->Seal({block}, {Key("b" + std::to_string(sealed++))});
+      b->Release({block});
+    }
+    Settle({a.get(), b.get()});
+    clock_.Advance(10);
+  }
+  EXPECT_GE(sealed, 5 * kSlabBlocks);
+  EXPECT_EQ(Evicted(1), 0);
+  EXPECT_GT(Evicted(0), 0);
+  EXPECT_GE(Space(1).slabs, 6);
+}
+
+// A lower class evicts its own, waits for nothing, and gets nothing: but its guarantee.
+TEST_F(GiveBackTest, ALowerClassTakesNothingOfAHigherOneButItsGuarantee) {
+  Rules("");
+  const auto a = Full(8);
+  const auto b = OpenSmall("b");
+  SetPriority(1, v1::PRIORITY_CLASS_BATCH);
+  SetWeight(1, 1000);
+  const auto asked = Space(0).give_back.asked;
+  for (int round = 0; round < 40; ++round) {
+    Churn(b.get(), "b" + std::to_string(round));
+    Settle({a.get(), b.get()});
+  }
+  EXPECT_EQ(Space(0).slabs, 7) << "its cache is idle, of less weight, and stays";
+  EXPECT_EQ(Space(0).give_back.asked, asked);
+  EXPECT_GT(Evicted(1), 0);
+  // Without a guarantee an opening of the class gets nothing of it either, and is told so.
+  Rules("priority = batch");
+  EXPECT_EQ(Space(0).priority, v1::PRIORITY_CLASS_BATCH) << "of the same rule";
+  SetPriority(0, v1::PRIORITY_CLASS_STANDARD);
+  b->Release(b->Lease(1));
+  const std::vector<uint64_t> held = LeaseUpTo(kSlabBlocks - 3, b.get(), {a.get(), b.get()});
+  const auto c = Attach("c");
+  const absl::Status refused = c->Open(OpenRequest("c"));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("it is of class standard, above batch"));
+  EXPECT_EQ(Space(0).slabs, 7);
+  v1::OpenSession request = OpenRequest("c");
+  request.set_guaranteed_blocks(20);
+  const absl::Status opened = c->Open(request);
+  EXPECT_TRUE(opened.ok()) << opened;
+  EXPECT_EQ(Space(0).slabs, 5);
+  b->Release(held);
+}
+
+TEST_F(GiveBackTest, AGuaranteeIsOfTheLowestClassFirst) {
+  Rules("space-blocks = 63");
+  StartDaemon(8);
+  const auto a = OpenEngine(OpenRequest("a"), "a"), c = OpenEngine(OpenRequest("c"), "c");
+  a->Release(LeaseAll(a.get(), 4 * kSlabBlocks - 2));
+  c->Release(LeaseAll(c.get(), 4 * kSlabBlocks - 2));
+  ASSERT_EQ(Space(0).slabs + Space(1).slabs, 8);
+  SetWeight(1, 1000);
+  SetPriority(1, v1::PRIORITY_CLASS_BATCH);
+  std::unique_ptr<Engine> b;
+  ASSERT_TRUE(OpenB(40, &b).ok());
+  EXPECT_EQ(Space(0).slabs, 4);
+  EXPECT_EQ(Space(1).slabs, 1) << "whatever its weight";
+  // There is nothing left there, and what is promised comes of whoever has it.
+  SetPriority(2, v1::PRIORITY_CLASS_BATCH);
+  SetPriority(0, v1::PRIORITY_CLASS_INTERACTIVE);
+  const auto d = OpenSmall("d", 20);
+  EXPECT_EQ(Space(0).slabs, 2);
+  EXPECT_EQ(d->Lease(20).size(), 20);
+}
+
+// Weights are among equals: those of a class divide what higher ones leave.
+TEST_F(GiveBackTest, WeightsDecideAmongEquals) {
+  const auto a = Full(12);
+  const auto b = OpenSmall("b"), c = OpenSmall("c");
+  SetWeight(0, 1000);
+  SetWeight(1, 1);
+  SetWeight(2, 4);
+  SetPriority(0, v1::PRIORITY_CLASS_BATCH);
+  v1::SetShareRequest keep;
+  keep.set_space(Space(0).space);
+  keep.set_guaranteed_blocks(20);
+  v1::SetShareResponse response;
+  ASSERT_TRUE(daemon_->SetShare(keep, &response).ok());
+  for (int round = 0; round < 100; ++round) {
+    for (const auto& [engine, name] : {std::pair{a.get(), "a"}, {b.get(), "b"}, {c.get(), "c"}})
+      Churn(engine, name + std::to_string(round));
+    Settle({a.get(), b.get(), c.get()});
+  }
+  EXPECT_EQ(std::tuple(Space(0).slabs, Space(1).slabs, Space(2).slabs), std::tuple(2u, 2u, 8u));
+}
+
+// What a rule says bounds what an opening asks for, and follows the rule.
+TEST_F(GiveBackTest, AnOpeningAsksForAClassWithinItsRule) {
+  Rules("priority = standard");
+  StartDaemon(4);
+  v1::OpenSession request = OpenRequest("a");
+  request.set_priority_class(v1::PRIORITY_CLASS_INTERACTIVE);
+  const auto a = Attach("a");
+  const absl::Status refused = a->Open(request);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(refused.message(), "priority_class is interactive; rule [rule] gives priority = standard");
+  request.set_priority_class(static_cast<v1::PriorityClass>(4));
+  EXPECT_EQ(a->Open(request).message(), "priority_class is 4; must be 0 to 3");
+  request.set_priority_class(v1::PRIORITY_CLASS_BATCH);
+  ASSERT_TRUE(a->Open(request).ok());
+  EXPECT_EQ(Space(0).priority, v1::PRIORITY_CLASS_BATCH);
+  Rules("priority = interactive");
+  EXPECT_EQ(Space(0).priority, v1::PRIORITY_CLASS_BATCH) << "it asked for that";
+  request.set_priority_class(v1::PRIORITY_CLASS_UNSPECIFIED);
+  const auto second = OpenEngine(request, "a2");
+  EXPECT_EQ(Space(0).priority, v1::PRIORITY_CLASS_INTERACTIVE) << "of the last opening";
+  testing::internal::CaptureStderr();
+  Rules("priority = batch");
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("old_priority=interactive priority=batch"));
+  EXPECT_EQ(Space(0).priority, v1::PRIORITY_CLASS_BATCH);
+  SetPriority(0, v1::PRIORITY_CLASS_INTERACTIVE);
+  Rules("priority = standard");
+  EXPECT_EQ(Space(0).priority, v1::PRIORITY_CLASS_INTERACTIVE) << "an operator comes first";
 }
 
 TEST_F(GiveBackTest, SinksLieInTheFirstSlab) {

@@ -31,11 +31,25 @@ class OtherTable {
     std::memcpy(data_ + kChecksumAt, &sum, sizeof(sum));
   }
   uint32_t version() const { return Get(kVersionAt); }
+  // What a build that knew five numbers of shares has kept, the weight of a rule being the last one, and how it keeps another.
+  uint32_t KeptWeight() const {
+    return Get(shares_at() + sizeof(uint32_t) + (current() - 1) * kSharesBytes + 16);
+  }
+  void KeepSharesAsBefore(uint32_t rule_weight) {
+    const uint32_t next = current() == 1 ? 2 : 1;
+    const size_t at = shares_at() + sizeof(uint32_t) + (next - 1) * kSharesBytes;
+    for (size_t i = 0; i < kSharesBytes; i += sizeof(uint32_t)) Set(at + i, 0);
+    Set(at + 16, rule_weight);
+    Set(shares_at(), next);
+  }
   uint32_t had_by() const { return Get(readers_at() + sizeof(uint32_t)); }
 
  private:
   static constexpr size_t kVersionAt = 8, kChecksumAt = 16, kBytesAt = 40 + sizeof(SpaceGeometry),
                           kHeaderBytes = kBytesAt + 8 + 32;
+  static constexpr size_t kSharesBytes = 5 * sizeof(uint32_t);
+  size_t shares_at() const { return (readers_at() + 2 * sizeof(uint32_t) + 3) / 4 * 4; }
+  uint32_t current() const { return Get(shares_at()); }
   size_t readers_at() const { return kHeaderBytes + Get(kBytesAt) + Get(kBytesAt + sizeof(uint32_t)); }
   uint64_t Fnv(size_t begin, size_t end) const {
     uint64_t hash = 0xcbf29ce484222325u;

@@ -669,6 +669,88 @@ TEST_F(RecoveryTest, SharesOutliveTheDaemonAsTheyWereLastSet) {
   }
 }
 
+TEST_F(RecoveryTest, ClassesOutliveTheDaemon) {
+  const auto rules = [](const std::string& priority) {
+    return MakeAccess("[rule]\nuid = *\nrole = engine\ntenant = *\npriority = " + priority + "\n");
+  };
+  options_.access = rules("interactive");
+  ASSERT_TRUE(Start().ok());
+  Sleeper process;
+  auto engine = Open(process.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  const auto priority = [this] { return daemon_->Snapshot().spaces.at(0).priority; };
+  EXPECT_EQ(priority(), v1::PRIORITY_CLASS_INTERACTIVE);
+  const auto set = [this](v1::PriorityClass to) {
+    v1::SetShareRequest request;
+    request.set_space(daemon_->Snapshot().spaces.at(0).space);
+    request.set_keep_guaranteed(true);
+    request.set_priority_class(to);
+    v1::SetShareResponse response;
+    EXPECT_TRUE(daemon_->SetShare(request, &response).ok());
+    EXPECT_EQ(response.priority_class(), daemon_->Snapshot().spaces.at(0).priority);
+  };
+  Kill();
+  ASSERT_TRUE(Start().ok());
+  EXPECT_EQ(priority(), v1::PRIORITY_CLASS_INTERACTIVE);
+  set(v1::PRIORITY_CLASS_BATCH);
+  Kill();
+  options_.access = rules("standard");
+  ASSERT_TRUE(Start().ok());
+  EXPECT_EQ(priority(), v1::PRIORITY_CLASS_BATCH) << "the operator's";
+  set(v1::PRIORITY_CLASS_UNSPECIFIED);
+  EXPECT_EQ(priority(), v1::PRIORITY_CLASS_STANDARD) << "the rule's of now";
+  // A build that knows no classes keeps its own shares: nothing of before is taken for theirs.
+  set(v1::PRIORITY_CLASS_BATCH);
+  Kill();
+  ASSERT_NO_FATAL_FAILURE(VisitTable(keeper_, [](OtherTable table) { table.KeepSharesAsBefore(5); }));
+  ASSERT_TRUE(Start().ok());
+  EXPECT_EQ(priority(), v1::PRIORITY_CLASS_STANDARD);
+}
+
+// Rules change while no daemon is there, or while the space is idle: it hears of that without an opening.
+TEST_F(RecoveryTest, RulesThatChangedMeanwhileCount) {
+  const auto rules = [](const std::string& name, int weight) {
+    return MakeAccess("[" + name + "]\nuid = *\nrole = engine\ntenant = *\nweight = " +
+                      std::to_string(weight) + "\nspace-blocks = 900\n");
+  };
+  options_.access = rules("rule", 7);
+  ASSERT_TRUE(Start().ok());
+  {
+    Sleeper process;
+    auto engine = Open(process.credentials());
+    ASSERT_NE(engine, nullptr) << opened_;
+    engine->Release(engine->Lease(3));
+    const std::vector<uint64_t> blocks = engine->Lease(3);
+    engine->Seal(blocks, Keys("k", 3));
+    engine->Release(blocks);
+    Kill();
+  }
+  const auto weight = [this] { return daemon_->Snapshot().spaces.at(0).weight; };
+  options_.access = rules("rule", 8);
+  ASSERT_TRUE(Start().ok());
+  EXPECT_EQ(weight(), 8);
+  options_.access->Replace(MakePolicy(
+      "[other]\nuid = *\nrole = engine\ntenant = *\n[rule]\nuid = 4242\nrole = engine\ntenant = a\n"));
+  daemon_->ApplyRules();
+  EXPECT_EQ(weight(), 8) << "the rule is not for its tenant any more";
+  Kill();
+  ASSERT_TRUE(Start().ok());
+  EXPECT_EQ(weight(), 8);
+  options_.access = rules("rule", 9);
+  Kill();
+  ASSERT_TRUE(Start().ok());
+  EXPECT_EQ(weight(), 9);
+  // A build that knows no names of rules keeps its own shares, and those end what was kept beside them.
+  Kill();
+  ASSERT_NO_FATAL_FAILURE(VisitTable(keeper_, [](OtherTable table) {
+    EXPECT_EQ(table.KeptWeight(), 9u);
+    table.KeepSharesAsBefore(5);
+  }));
+  options_.access = rules("rule", 10);
+  ASSERT_TRUE(Start().ok());
+  EXPECT_EQ(weight(), 5) << "of whichever rule that was";
+}
+
 // A pinned system prompt is worth most when everybody comes back at once.
 TEST_F(RecoveryTest, WhatWasPinnedStaysPinned) {
   ASSERT_TRUE(Start().ok());

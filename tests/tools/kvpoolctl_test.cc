@@ -238,12 +238,19 @@ TEST_F(Kvpoolctl, EraseSaysWhatIsLeft) {
 }
 
 TEST_F(Kvpoolctl, ShareSaysWhatASpaceMayHave) {
-  EXPECT_THAT(Run({"share", "--space=1", "--guaranteed-blocks=9", "--weight=3"}).out,
-              HasSubstr("Space 1 keeps 9 blocks instead of 0; it has 511 of at most 511, and weight 3."));
+  EXPECT_THAT(
+      Run({"share", "--space=1", "--guaranteed-blocks=9", "--weight=3"}).out,
+      HasSubstr(
+          "Space 1 keeps 9 blocks instead of 0; it has 511 of at most 511, weight 3, and class standard."));
   EXPECT_THAT(Run({"share", "--space=1", "--limit-blocks=600"}).out,
               HasSubstr("keeps 9 blocks instead of 9"));
   EXPECT_EQ(Run({"share", "--space=1"}).exit_status, kUsage);
   EXPECT_EQ(Run({"share", "--space=1", "--weight=1001"}).exit_status, kUsage);
+  EXPECT_THAT(Run({"share", "--space=1", "--priority=batch"}).out, HasSubstr("and class batch."));
+  EXPECT_THAT(Run({"spaces"}).out, AllOf(HasSubstr("PRIORITY"), HasSubstr("batch")));
+  EXPECT_THAT(Run({"share", "--space=1", "--priority=rule"}).out, HasSubstr("and class standard."));
+  for (const char* wrong : {"--priority=urgent", "--priority=", "--priority=unspecified"})
+    EXPECT_EQ(Run({"share", "--space=1", wrong}).exit_status, kUsage) << wrong;
 }
 
 // Nothing evicted because nothing was cached, and nothing because of a misspelt name, are told apart.

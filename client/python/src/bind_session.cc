@@ -23,6 +23,7 @@ struct PyNotice {
   bool on = false;
   uint64_t value = 0;
   std::string detail;
+  std::optional<double> within;
 };
 
 void BindNotice(nb::module_& module) {
@@ -33,6 +34,10 @@ void BindNotice(nb::module_& module) {
       .def_ro("value", &PyNotice::value,
               "pressure: blocks available; revoke: blocks asked for; capacity: blocks.")
       .def_ro("detail", &PyNotice::detail, "An explanation for people.")
+      .def_ro(
+          "within", &PyNotice::within,
+          "revoke: what is given back within so many seconds counts for who asked, and later than that the\n"
+          "session is late. None: it counts whenever it comes.")
       .def("__repr__", [](const PyNotice& notice) {
         return absl::StrCat("<kvpool.Notice ", notice.kind, notice.on ? "" : " off", " ", notice.value, " ",
                             notice.detail, ">");
@@ -53,7 +58,8 @@ SessionPtr OpenSession(const PyLayout& layout, nb::handle fingerprint,
                        uint32_t ranks, bool scheduler, const std::vector<std::string>& device_uuids,
                        const std::string& kind, uint64_t max_space_bytes, uint32_t guaranteed_blocks,
                        uint32_t max_blocks, bool warmup, uint32_t magazine_blocks, double open_timeout,
-                       std::optional<nb::bytes> invitation, const std::string& give_back, bool holes) {
+                       std::optional<nb::bytes> invitation, const std::string& give_back, bool holes,
+                       const std::string& priority) {
   SessionOptions options;
   options.socket = socket;
   options.tenant = tenant;
@@ -80,6 +86,8 @@ SessionPtr OpenSession(const PyLayout& layout, nb::handle fingerprint,
   options.warmup = warmup;
   options.give_back = GiveBackOf(give_back);
   options.holes = holes;
+  options.priority_class = EnumOf<v1::PriorityClass>(priority.empty() ? "unspecified" : priority,
+                                                     "PRIORITY_CLASS_", "priority", &v1::PriorityClass_Parse);
   options.magazine_blocks = magazine_blocks;
   options.open_timeout = std::chrono::milliseconds(static_cast<int64_t>(open_timeout * 1000));
   const std::string proof =
@@ -116,10 +124,13 @@ std::optional<PyNotice> NextNotice(const SessionPtr& session, Timeout timeout) {
         return absl::DeadlineExceededError("no notice");
       });
   if (!next.ok()) return std::nullopt;
+  std::optional<double> within;
+  if (next->deadline_ms() > 0) within = static_cast<double>(next->deadline_ms()) / 1000;
   return PyNotice{.kind = NameOf(v1::NoticeKind_Name(next->kind()), "NOTICE_KIND_"),
                   .on = next->on(),
                   .value = next->value(),
-                  .detail = next->detail()};
+                  .detail = next->detail(),
+                  .within = within};
 }
 
 bool CloseSession(const SessionPtr& session, double timeout) {
@@ -185,6 +196,16 @@ void BindFacts(SessionClass& session) {
       .def_prop_ro(
           "slabs_asked_back", [](const SharedSession& s) { return s.shared().slabs_asked_back(); },
           "Slabs that wait for give_back_slabs().")
+      .def_prop_ro(
+          "asked_back_within",
+          [](const SharedSession& s) -> std::optional<double> {
+            const auto within = s.shared().asked_back_within();
+            if (!within.has_value()) return std::nullopt;
+            return static_cast<double>(within->count()) / 1000;
+          },
+          "For how many more seconds give_back_slabs() counts: after that the daemon takes its wish back, "
+          "and\n"
+          "the session is late. None: nothing is asked back, or the daemon does not say.")
       .def_prop_ro(
           "sink_block", [](const SharedSession& s) { return s.shared().sink_block().Pack(); },
           "Ref of the block for padding writes.")
@@ -366,7 +387,7 @@ void BindSession(nb::module_& module) {
               nb::arg("kind") = "", nb::arg("max_space_bytes") = 0, nb::arg("guaranteed_blocks") = 0,
               nb::arg("max_blocks") = 0, nb::arg("warmup") = false, nb::arg("magazine_blocks") = 256,
               nb::arg("open_timeout") = 30.0, nb::arg("invitation") = nb::none(),
-              nb::arg("give_back") = "never", nb::arg("holes") = false,
+              nb::arg("give_back") = "never", nb::arg("holes") = false, nb::arg("priority") = "",
               "Opens a session, or with an invitation joins one; SessionOptions in client/session.h says "
               "what each means.");
   BindFacts(session);
