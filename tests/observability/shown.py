@@ -177,6 +177,7 @@ def say_what_was_done(numbers, daemon, instance, did, own, evicted):
     say("Connections", 1, {**instance, "reason": "bad_frame"}, did["strangers"] / 2)
     say("Connections", 2, instance, 0)  # No stream was torn.
     say("Connections", 3, {**instance, "reason": "protocol"}, did["strangers"] / 2)
+    say("Connections", 4, instance, 0)  # Prometheus alone comes to the metrics.
     say("Stale refs", 0, instance, did["stale touches"] + did["stale pins"])
     say("Operations that failed", 0, instance, 0)  # None is refused as a whole.
     say("Operations that failed", 1, {**instance, "verb": "pin"}, did["stale pins"])
@@ -257,6 +258,7 @@ OWN = [
     ("Memory that went to other spaces", 1, "kvpool_moved_blocks_total", ["space"], 0),
     ("Memory that went to other spaces", 2, "kvpool_give_back_missed_total", ["space"], 0),
     ("Memory that went to other spaces", 3, "kvpool_give_back_asked_total", ["space"], 0),
+    ("Memory that went to other spaces", 4, "kvpool_give_back_late_total", ["space"], 0),
     ("Time of a start", 1, "kvpool_first_answer_seconds", [], 0),
     ("Loads: time expected and taken", 0, "kvpool_tier_forecast_seconds_total", ["what"], 0),
     ("Loads: time expected and taken", 1, "kvpool_tier_forecasts_total", [], 0),

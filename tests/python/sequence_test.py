@@ -316,7 +316,7 @@ def test_heads_share_a_budget(session):
         assert again.kept_positions == bare.kept_positions and again.counts == bare.counts
         assert padding_of(sequence.refs, again.counts, sequence.tokens).all()
         session.release(bare.table)
-        with pytest.raises(kvpool.InvalidArgumentError, match="compact.ada goes with HEADS_ADA; heads is HEADS_EQUAL"):
+        with pytest.raises(kvpool.InvalidArgumentError, match="compact.ada goes with HEADS_ADA and HEADS_GIVEN; heads is HEADS_EQUAL"):
             session.compact(sequence.refs, budget_tokens=4, ada=kvpool.AdaTerms()).wait()
 
 
