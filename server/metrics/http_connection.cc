@@ -35,6 +35,8 @@ void HttpConnection::UseTls(SSL_CTX* context) {
     fault_ = absl::ResourceExhaustedError("there is no memory for TLS");
     return;
   }
+  // OpenSSL goes on by itself while records come that say nothing (KeyUpdate), and a peer may send them for ever.
+  SSL_clear_mode(tls_.get(), SSL_MODE_AUTO_RETRY);
   SSL_set_accept_state(tls_.get());
 }
 

@@ -1,90 +1,77 @@
 #include "server/metrics/http_pages.h"
 
-#include <httplib.h>
-
+#include <algorithm>
 #include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 
 namespace kvpool {
 namespace {
 
-constexpr char kContentType[] = "text/plain; version=0.0.4; charset=utf-8";
-
-// The peer, as the library sees it: it has sent a request without headers, and takes all that it is answered.
-class LineStream final : public httplib::Stream {
- public:
-  explicit LineStream(const std::string& request) : request_(request) {}
-  std::string TakeAnswer() { return std::move(answer_); }
-
-  bool is_readable() const override { return true; }
-  bool is_writable() const override { return true; }
-  ssize_t read(char* bytes, size_t size) override {
-    const size_t taken = request_.copy(bytes, size, read_);
-    read_ += taken;
-    return static_cast<ssize_t>(taken);
+absl::string_view PhraseOf(int status) {
+  switch (status) {
+    case 200:
+      return "OK";
+    case 400:
+      return "Bad Request";
+    case 404:
+      return "Not Found";
+    case 405:
+      return "Method Not Allowed";
+    default:
+      return "Service Unavailable";
   }
-  ssize_t write(const char* bytes, size_t size) override {
-    answer_.append(bytes, size);
-    return static_cast<ssize_t>(size);
-  }
-  void get_remote_ip_and_port(std::string& address, int& port) const override {}
-  void get_local_ip_and_port(std::string& address, int& port) const override {}
-  // The library answers 500 to those that select() could not wait for.
-  socket_t socket() const override { return INVALID_SOCKET; }
+}
 
- private:
-  const std::string& request_;
-  size_t read_ = 0;
-  std::string answer_;
+std::string BytesOf(const HttpPage& page, bool with_text = true) {
+  return absl::StrCat("HTTP/1.1 ", page.status, " ", PhraseOf(page.status),
+                      "\r\nConnection: close\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n",
+                      page.status == 405 ? "Allow: GET\r\n" : "", "Content-Length: ", page.text.size(),
+                      "\r\n\r\n", with_text ? absl::string_view(page.text) : "");
+}
+
+struct RequestLine {
+  absl::string_view method, target;
 };
+
+// RFC 9112, section 3. Of none: there is no such line.
+std::optional<RequestLine> LineOf(absl::string_view head) {
+  if (head.substr(0, 2) == "\r\n") head.remove_prefix(2);  // Section 2.2 has servers pass over it.
+  if (head.find("\r\n\r\n") == absl::string_view::npos) return std::nullopt;
+  const absl::string_view line = head.substr(0, head.find("\r\n"));
+  const bool printable = std::all_of(line.begin(), line.end(), [](char c) { return c >= ' ' && c <= '~'; });
+  const size_t first = line.find(' '), last = line.rfind(' ');
+  if (!printable || first == absl::string_view::npos || first == 0 || last <= first + 1) return std::nullopt;
+  const RequestLine request = {.method = line.substr(0, first),
+                               .target = line.substr(first + 1, last - first - 1)};
+  const absl::string_view version = line.substr(last + 1);
+  if (version != "HTTP/1.1" && version != "HTTP/1.0") return std::nullopt;
+  if (request.target.find(' ') != absl::string_view::npos) return std::nullopt;
+  return request;
+}
+
+// "/metrics" of "/metrics?a=b" and of "http://host/metrics".
+std::string PathOf(absl::string_view target) {
+  target = target.substr(0, target.find_first_of("?#"));
+  const size_t scheme = target.find("://");
+  if (target.empty() || target[0] == '/' || scheme == absl::string_view::npos) return std::string(target);
+  const size_t path = target.find('/', scheme + 3);
+  return path == absl::string_view::npos ? "/" : std::string(target.substr(path));
+}
 
 }  // namespace
 
-// Only the library's requests and answers are used. Its sockets are not: in 0.11 it answers 500 where a descriptor is 1024 or more,
-// counts its patience anew at each byte, stops listening at the first error of accept(), has one certificate for life, and its
-// descriptors are inherited by programs that the daemon starts.
-class HttpPages::Library final : private httplib::Server {
- public:
-  explicit Library(PageAt page_at) : page_at_(std::move(page_at)) {
-    set_pre_routing_handler([this](const httplib::Request& request, httplib::Response& response) {
-      Serve(request, &response);
-      return HandlerResponse::Handled;
-    });
-  }
+HttpPages::HttpPages(PageAt page_at) : page_at_(std::move(page_at)) {}
 
-  std::optional<std::string> Answer(const std::string& head) {
-    // No header changes the answer, and the library reads some at a price: a Range by a regular expression that recurses for each
-    // byte, and it answers as many copies of the page as one names; to compress a page takes longer than to make it.
-    const bool whole = head.find("\r\n\r\n") != std::string::npos;
-    const std::string line = (whole ? head.substr(0, head.find("\r\n")) : "") + "\r\n\r\n";
-    LineStream stream(line);
-    there_ = true;
-    bool closed = false;
-    process_request(stream, /*close_connection=*/true, closed, nullptr);
-    if (!there_) return std::nullopt;
-    return stream.TakeAnswer();
-  }
-
- private:
-  void Serve(const httplib::Request& request, httplib::Response* response) {
-    std::optional<HttpPage> page = page_at_(request.path);
-    there_ = page.has_value();
-    if (!there_) return;
-    if (page->status != 404 && request.method != "GET") {
-      page = HttpPage{.status = 405, .text = "only GET is served\n"};
-      response->set_header("Allow", "GET");
-    }
-    response->status = page->status;
-    response->set_content(page->text, kContentType);
-  }
-
-  const PageAt page_at_;
-  bool there_ = true;  // The page that is asked for.
-};
-
-HttpPages::HttpPages(PageAt page_at) : library_(std::make_unique<Library>(std::move(page_at))) {}
-
-HttpPages::~HttpPages() = default;
-
-std::optional<std::string> HttpPages::Answer(const std::string& head) { return library_->Answer(head); }
+std::optional<std::string> HttpPages::Answer(const std::string& head) const {
+  const std::optional<RequestLine> request = LineOf(head);
+  if (!request.has_value()) return BytesOf({.status = 400, .text = "this is no HTTP request\n"});
+  if (request->method != "GET")
+    return BytesOf({.status = 405, .text = "only GET is served\n"}, /*with_text=*/request->method != "HEAD");
+  const std::optional<HttpPage> page = page_at_(PathOf(request->target));
+  if (!page.has_value()) return std::nullopt;
+  return BytesOf(*page);
+}
 
 }  // namespace kvpool

@@ -3,7 +3,6 @@
 #define KVPOOL_SERVER_METRICS_HTTP_PAGES_H_
 
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 
@@ -14,20 +13,17 @@ struct HttpPage {
   std::string text;  // Prometheus reads this format.
 };
 
-// For one thread.
 class HttpPages {
  public:
   // What is at a path. None: it is not there yet.
   using PageAt = std::function<std::optional<HttpPage>(const std::string& path)>;
   explicit HttpPages(PageAt page_at);
-  ~HttpPages();
   // `head` is what a peer has sent, a request to the end of its headers at least, of which only the first line counts; without that
-  // end the answer is 400. It says that the connection ends with it. None: the page is not there yet.
-  std::optional<std::string> Answer(const std::string& head);
+  // end the answer is 400, and 405 to all but GET. It says that the connection ends with it. None: the page is not there yet.
+  std::optional<std::string> Answer(const std::string& head) const;
 
  private:
-  class Library;
-  const std::unique_ptr<Library> library_;
+  const PageAt page_at_;
 };
 
 }  // namespace kvpool

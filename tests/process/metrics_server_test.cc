@@ -125,18 +125,21 @@ TEST_F(MetricsServerTest, ServesTwoPagesByGetAlone) {
                     HasSubstr("\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"),
                     HasSubstr("\r\nContent-Length: 51\r\n"), HasSubstr("\r\n\r\n# HELP gauge hhhhhhhhhh\n"),
                     HasSubstr("\ngauge 7\n")));
-  EXPECT_THAT(Get("/metrics?name=gauge"), StartsWith("HTTP/1.1 200 OK\r\n"));
+  for (const char* const target : {"/metrics?name=gauge", "/metrics?a=b?c", "http://host:9400/metrics"})
+    EXPECT_THAT(Get(target), AllOf(StartsWith("HTTP/1.1 200 OK\r\n"), HasSubstr("\ngauge 7\n"))) << target;
+  EXPECT_THAT(Ask("\r\nGET /health HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
   EXPECT_THAT(Ask("GET /health HTTP/1.0\r\n\r\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
   for (const char* const path : {"/", "/metrics/", "/metrics2", "//metrics", "/healthz", "*"})
     EXPECT_THAT(Get(path), StartsWith("HTTP/1.1 404 Not Found\r\n")) << path;
-  for (const char* const method : {"POST", "HEAD", "PUT", "DELETE", "OPTIONS"}) {
+  for (const char* const method : {"POST", "HEAD", "PUT", "DELETE", "OPTIONS", "BREW"}) {
     for (const char* const path : {"/metrics", "/health"}) {
       EXPECT_THAT(Ask(absl::StrCat(method, " ", path, " HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc")),
                   AllOf(StartsWith("HTTP/1.1 405 Method Not Allowed\r\n"), HasSubstr("\r\nAllow: GET\r\n")))
           << method << path;
     }
   }
-  for (const char* const line : {"GET /metrics", "GET /metrics HTTP/2.0", "BREW /metrics HTTP/1.1", ""})
+  for (const char* const line : {"GET /metrics", "GET /metrics HTTP/2.0", "GET  HTTP/1.1",
+                                 " /metrics HTTP/1.1", "GET /metrics\r HTTP/1.1", "GET /a b HTTP/1.1", ""})
     EXPECT_THAT(Ask(absl::StrCat(line, "\r\n\r\n")), StartsWith("HTTP/1.1 400 Bad Request\r\n")) << line;
 }
 

@@ -156,6 +156,8 @@ TEST_F(MetricsTlsTest, WithoutACaOnlyTheDaemonShowsACertificate) {
   EXPECT_FALSE(Serves("foreign", "")) << "the daemon is not of this authority";
   Use("daemon-expired");
   EXPECT_FALSE(Serves("ours", ""));
+  Use("daemon-ours");
+  EXPECT_TRUE(Serves("ours", ""));
 }
 
 TEST_F(MetricsTlsTest, WithACaClientsShowOneOfIts) {
