@@ -465,7 +465,7 @@ void Daemon::HousekeepOnce() {
 }
 
 void Daemon::Housekeep(const std::shared_ptr<Space>& space, const Standing& standing) {
-  bool needs_slab = false, needs_room = false, evicts = false, asked = false;
+  bool needs_slab = false, needs_room = false, evicts = false, asked = false, promised = false;
   const SpaceFacts& facts = space->facts;
   const uint64_t room_bytes = budget_->Room(facts.rank_devices, facts.tenant);
   const uint64_t not_for_it = standing.below ? 0 : standing.reserve_bytes;
@@ -486,6 +486,7 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space, const Standing& stan
     needs_room = evicts && space->state.pressure.on();
     if (!room && not_for_it > 0 && growth.all_entered()) growth.set_may_grow(false);
     needs_slab = growth.NeedsSlab() && !growth.slabs().empty();
+    promised = space->state.sessions.unmet_blocks() > 0;
   }
   // This space has nothing left to evict: it needs the memory more than a cache that no session uses.
   if (needs_room) {
@@ -500,7 +501,9 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space, const Standing& stan
   } else if (standing.below && room_bytes < standing.reserve_bytes) {
     asked = LevelWorths(space, standing.reserve_bytes);
   }
-  if (needs_slab && budget_->Room(facts.rank_devices, facts.tenant) < 2 * facts.geometry.slab_bytes &&
+  // What sessions were promised waits for nobody's wish for more cache.
+  if (needs_slab && !promised &&
+      budget_->Room(facts.rank_devices, facts.tenant) < 2 * facts.geometry.slab_bytes &&
       registry_->MustYield(*space, [this](const Space& other) {
         const SpaceFacts& of_other = other.facts;
         return budget_->RoomOfTenant(of_other.rank_devices, of_other.tenant) >= of_other.geometry.unit_bytes;

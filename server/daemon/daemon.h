@@ -254,9 +254,10 @@ class Daemon final : private SpaceOwner {
   // The rule by which the process is an engine.
   absl::StatusOr<std::shared_ptr<const AccessRule>> AdmitEngine(const PeerCredentials& credentials,
                                                                 absl::string_view what) const;
-  // Makes slabs where some were given back, for a member that takes no holes. REQUIRES: no hole comes about meanwhile.
+  // Makes slabs where some were given back, for a member that takes no holes, with memory of spaces of no higher class. REQUIRES: no hole comes about meanwhile.
   // RESOURCE_EXHAUSTED: there is no memory for them.
-  absl::Status FillHoles(const std::shared_ptr<Space>& space, const std::atomic<bool>* given_up);
+  absl::Status FillHoles(const std::shared_ptr<Space>& space, v1::PriorityClass most_class,
+                         const std::atomic<bool>* given_up);
   // Enters the session in its space, making the slabs that its guarantee needs.
   absl::Status Admit(Session* session, const std::atomic<bool>* given_up);
   // The same. `waits_since_ms` is set when it asks other spaces for memory.

@@ -302,7 +302,7 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, v1::
     SpaceLock lock(*needy);
     ++needy->state.give_back.asking;
   }
-  std::set<std::shared_ptr<Space>> asked;
+  std::map<std::shared_ptr<Space>, uint64_t> asked;  // Until when, of the daemon's clock.
   auto pause = kWaitPause;
   bool come = false, over = false;
   while (true) {
@@ -367,13 +367,14 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, v1::
       if (--most->spare == 0) donors.erase(most);
     }
     for (const auto& [space, more] : slabs) {
-      asked.insert(space);
+      const uint64_t until_ms = now + static_cast<uint64_t>(left.count());
+      uint64_t& latest = asked[space];
+      latest = std::max(latest, until_ms);
       SpaceLock lock(*space);
       if (space->state.growth.closed()) continue;
       if (!space->state.give_back.under_way() && space->state.give_back.destroying == 0)
         giving.push_back(space);
-      space->state.give_back.Ask(space->state.give_back.pending_slabs() + more,
-                                 now + static_cast<uint64_t>(left.count()));
+      space->state.give_back.Ask(space->state.give_back.pending_slabs() + more, until_ms);
     }
     if (giving.empty()) {
       if (room_now >= enough) continue;
@@ -389,10 +390,10 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, v1::
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, kLongestPause);
   }
-  for (const std::shared_ptr<Space>& space : asked) {
+  for (const auto& [space, until_ms] : asked) {
     {
       SpaceLock lock(*space);
-      space->state.give_back.Withdraw(/*in_vain=*/!come && over);
+      space->state.give_back.Withdraw(/*in_vain=*/!come && over, until_ms);
     }
     SayWhoIsLate(space.get());
   }

@@ -126,6 +126,11 @@ absl::Status CheckHeldBlocks(const AccessRule& rule, const v1::OpenSession& requ
                    "] allows held-blocks = ", rule.limits.held_blocks, " of a session"));
 }
 
+// Whose memory an opening may ask for: what is promised is had of whoever has it.
+v1::PriorityClass MostClassOf(const Session& session) {
+  return session.terms.guaranteed_blocks > 0 ? v1::PriorityClass_MAX : session.space->priority();
+}
+
 absl::Status CheckPriority(const AccessRule& rule, const v1::OpenSession& request) {
   if (request.priority_class() <= rule.limits.priority) return absl::OkStatus();
   return absl::PermissionDeniedError(
@@ -275,7 +280,8 @@ absl::StatusOr<std::unique_ptr<MemberLog>> Daemon::KeepMember(const Session& ses
   return log;
 }
 
-absl::Status Daemon::FillHoles(const std::shared_ptr<Space>& space, const std::atomic<bool>* given_up) {
+absl::Status Daemon::FillHoles(const std::shared_ptr<Space>& space, v1::PriorityClass most_class,
+                               const std::atomic<bool>* given_up) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(options_.give_back_ms);
   const SpaceFacts& facts = space->facts;
   {
@@ -307,7 +313,7 @@ absl::Status Daemon::FillHoles(const std::shared_ptr<Space>& space, const std::a
         if (!absl::IsResourceExhausted(made)) return made;
         // It may have no more blocks: others' memory would be of no use to it.
         const uint64_t room = budget_->Room(facts.rank_devices, facts.tenant);
-        if (!complete && room < lacking && MakeRoom(*space, closed, space->priority())) continue;
+        if (!complete && room < lacking && MakeRoom(*space, closed, most_class)) continue;
         asks = !complete && room < lacking;
       }
     }
@@ -316,7 +322,7 @@ absl::Status Daemon::FillHoles(const std::shared_ptr<Space>& space, const std::a
     }
     if (std::chrono::steady_clock::now() < deadline) {
       if (leaving && GiveBack(space.get())) continue;
-      if (asks && AskOthers(space, lacking, space->priority(), deadline, given_up, [] {})) continue;
+      if (asks && AskOthers(space, lacking, most_class, deadline, given_up, [] {})) continue;
       if (!asks && !fills) {
         std::this_thread::sleep_for(kLeavingPause);
         continue;
@@ -357,9 +363,7 @@ absl::Status Daemon::EnterOrWait(Session* session, const std::atomic<bool>* give
   }
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(options_.give_back_ms);
   bool said = false;
-  // What is promised is had of whoever has it.
-  const v1::PriorityClass most_class =
-      session->terms.guaranteed_blocks > 0 ? v1::PriorityClass_MAX : space.priority();
+  const v1::PriorityClass most_class = MostClassOf(*session);
   while (true) {
     if (given_up != nullptr && *given_up) {
       return absl::CancelledError("the caller of OpenSession did not wait for its answer");
@@ -484,7 +488,7 @@ absl::Status Daemon::OpenSession(const v1::OpenSession& request, v1::OpenSession
   std::optional<NoHoles> no_holes;
   if (!claim->holes) {
     no_holes.emplace(space.get());
-    RETURN_IF_ERROR(FillHoles(space, given_up));
+    RETURN_IF_ERROR(FillHoles(space, MostClassOf(*session), given_up));
   }
   // Slabs that were made for it stay, and are announced, even if this session does not come about.
   RETURN_IF_ERROR(Admit(session.get(), given_up));

@@ -373,7 +373,8 @@ absl::StatusOr<Daemon::Welcome> Daemon::ComeBack(std::shared_ptr<AttachPeer> pee
     member->identity.credentials = credentials;
     member->identity.gives_back = hello.gives_back();
     member->identity.holes = hello.holes();
-    if (member->index == 0)
+    // Of an earlier daemon, which kept no rule's name, this is as near as one gets to the last opening's.
+    if (member->index == 0 && space.state.give_back.rule.empty() && IsForTenant(rule, space.facts.tenant))
       space.KeepTerms(rule.name, TermsInForce(*options_.access, rule, space.facts.tenant,
                                               space.state.give_back.kept.asked));
     space.state.sessions.OnJoined(turn, member.get(), space.state.pressure.on());

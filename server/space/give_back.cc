@@ -40,7 +40,10 @@ void GiveBack::Ask(uint32_t slabs_wanted, uint64_t until_ms) {
   if (!asked()) {
     ++counters.asked;
     look_ms_ = 0;
-    if (!growth_.leaving().has_value()) ForgetAsked();
+    if (!growth_.leaving().has_value()) {
+      ForgetAsked();
+      until_ms_ = 0;
+    }
   }
   begun_ = true;
   keep_slabs_ = std::min(keep_slabs_, there - std::min(there - 1, slabs_wanted));
@@ -57,7 +60,9 @@ void GiveBack::ForgetAsked() {
   pause_ms_ = kAskHoldersMs;
 }
 
-void GiveBack::Withdraw(bool in_vain) {
+void GiveBack::Withdraw(bool in_vain, uint64_t until_ms) {
+  // Another asks until later, which is what sessions were told.
+  if (in_vain && asked() && until_ms < until_ms_) return;
   // What is leaving is late at its own time.
   if (in_vain && asked() && slabs() > keep_slabs_ && !growth_.leaving().has_value()) Miss();
   keep_slabs_ = UINT32_MAX;
@@ -134,7 +139,7 @@ bool GiveBack::stuck(uint64_t now) const {
 }
 
 bool GiveBack::Cancel() {
-  Withdraw(/*in_vain=*/false);
+  Withdraw(/*in_vain=*/false, /*until_ms=*/0);
   waits_since_ms_ = 0;
   return PutBack();
 }
@@ -252,6 +257,8 @@ GiveBack::Next GiveBack::Step(Turn& turn, std::vector<Copy>* copies, std::vector
       waits_since_ms_ = ask_holders_ms_ = 0;
       pause_ms_ = kAskHoldersMs;
       leased_.clear();
+      still_leased_.clear();
+      asked_sessions_.clear();
     }
   }
   if (!pool_.can_move()) return Wait(turn);
@@ -260,6 +267,8 @@ GiveBack::Next GiveBack::Step(Turn& turn, std::vector<Copy>* copies, std::vector
   const bool gone_through = Gather(turn, copies, evictions);
   if (!copies->empty()) return Next::kCopy;
   if (pool_.Shrink()) {
+    still_leased_.clear();  // Nobody has anything of it any more.
+    asked_sessions_.clear();
     looked_.clear();
     looking_ = false;
     sessions_.AskToUnmap(turn, growth_.Leave(std::exchange(leaves_, {}), turn.now), until_ms_);

@@ -69,8 +69,8 @@ class GiveBack {
   // Others want so many slabs, until then. The space does not grow meanwhile. REQUIRES: slabs <= spare_slabs().
   void Ask(uint32_t slabs, uint64_t until_ms);
   // They want none any more. A slab that is leaving still goes, as long as its time is not over. `in_vain`: the time of whoever
-  // asked is over.
-  void Withdraw(bool in_vain);
+  // asked, `until_ms`, is over; another's wish goes on, if it has longer.
+  void Withdraw(bool in_vain, uint64_t until_ms);
   // Sessions that were asked to unmap a slab or to give back what they have leased there, and had not when the time was over.
   struct Late {
     uint64_t session = 0;

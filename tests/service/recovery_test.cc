@@ -751,6 +751,29 @@ TEST_F(RecoveryTest, RulesThatChangedMeanwhileCount) {
   EXPECT_EQ(weight(), 5) << "of whichever rule that was";
 }
 
+// Whoever comes back last has not opened last.
+TEST_F(RecoveryTest, TheLastOpeningsRuleCountsWhoeverComesBack) {
+  options_.access = MakeAccess(
+      "[first]\nuid = 1000\nrole = engine\ntenant = t\nweight = 2\n"
+      "[second]\nuid = 1001\nrole = engine\ntenant = t\nweight = 9\npriority = interactive\n");
+  tenant_ = "t";
+  ASSERT_TRUE(Start().ok());
+  Sleeper one, two;
+  const auto first = Open(one.credentials());
+  ASSERT_NE(first, nullptr) << opened_;
+  PeerCredentials seconds = two.credentials();
+  seconds.uid = 1001;
+  const auto second = Open(seconds);
+  ASSERT_NE(second, nullptr) << opened_;
+  Kill();
+  ASSERT_TRUE(Start().ok());
+  ASSERT_NE(ComeBack(*second, seconds), nullptr);
+  ASSERT_NE(ComeBack(*first, one.credentials()), nullptr);
+  const auto space = daemon_->Snapshot().spaces.at(0);
+  EXPECT_EQ(space.weight, 9);
+  EXPECT_EQ(space.priority, v1::PRIORITY_CLASS_INTERACTIVE);
+}
+
 // A pinned system prompt is worth most when everybody comes back at once.
 TEST_F(RecoveryTest, WhatWasPinnedStaysPinned) {
   ASSERT_TRUE(Start().ok());
