@@ -51,8 +51,8 @@ struct Shares {
   std::atomic<uint32_t> current;  // 1 or 2; 0: none has been kept.
   First of[2];
 };
-// What is in `whole` at the same place counts if it begins with the same numbers: else a build that does not know it has kept
-// others since.
+// What is in `whole` at the same place counts if both begin with the numbers of both: else a build that does not know it has kept
+// others since. A kill between the two parts of what is kept costs what that one does not know.
 struct Whole {
   KeptShares of[2];
 };
@@ -205,8 +205,10 @@ KeptShares SpaceTable::shares() const {
   if (current != 1 && current != 2) return kept;
   const Shares::First& first = shares.of[current - 1];
   if (whole_at_ != 0) {
-    const KeptShares& whole = reinterpret_cast<const Whole*>(memory_.data() + whole_at_)->of[current - 1];
-    if (BeginsWith(whole, first)) return whole;
+    // A build that does not know of them has written to the other one first, whatever it wrote here.
+    const auto& whole = *reinterpret_cast<const Whole*>(memory_.data() + whole_at_);
+    if (BeginsWith(whole.of[current - 1], first) && BeginsWith(whole.of[2 - current], shares.of[2 - current]))
+      return whole.of[current - 1];
   }
   std::memcpy(&kept, &first, sizeof(first));
   return kept;
@@ -220,8 +222,10 @@ void SpaceTable::KeepShares(const KeptShares& kept) {
   Whole* const whole = whole_at_ == 0 ? nullptr : reinterpret_cast<Whole*>(memory_.data() + whole_at_);
   if (whole != nullptr) whole->of[next - 1] = kept;
   shares.current.store(next, std::memory_order_release);
-  // A build that does not know of it keeps its next ones there, which may begin alike.
-  if (whole != nullptr) std::memcpy(&whole->of[2 - next], &kNoShares, sizeof(kNoShares));
+  // A build that does not know of `whole` keeps its next ones there: they begin otherwise.
+  if (whole == nullptr) return;
+  std::memcpy(&whole->of[2 - next], &kNoShares, sizeof(kNoShares));
+  std::memcpy(&shares.of[2 - next], &kNoShares, sizeof(kNoShares));
 }
 
 uint32_t SpaceTable::sealed_blocks() const {

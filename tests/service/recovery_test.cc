@@ -705,6 +705,15 @@ TEST_F(RecoveryTest, ClassesOutliveTheDaemon) {
   ASSERT_NO_FATAL_FAILURE(VisitTable(keeper_, [](OtherTable table) { table.KeepSharesAsBefore(5); }));
   ASSERT_TRUE(Start().ok());
   EXPECT_EQ(priority(), v1::PRIORITY_CLASS_STANDARD);
+  set(v1::PRIORITY_CLASS_BATCH);
+  const uint32_t weight = daemon_->Snapshot().spaces.at(0).weight;
+  Kill();
+  ASSERT_NO_FATAL_FAILURE(VisitTable(keeper_, [&](OtherTable table) {
+    EXPECT_EQ(table.KeptWeight(), weight);
+    for (int i = 0; i < 2; ++i) table.KeepSharesAsBefore(weight);
+  }));
+  ASSERT_TRUE(Start().ok());
+  EXPECT_EQ(priority(), v1::PRIORITY_CLASS_STANDARD) << "the same numbers, of another build";
 }
 
 // Rules change while no daemon is there, or while the space is idle: it hears of that without an opening.
