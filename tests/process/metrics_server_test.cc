@@ -23,6 +23,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/support/unique_fd.h"
 #include "server/metrics/http_connection.h"
+#include "tests/process/raw_peer.h"
 
 namespace kvpool {
 namespace {
@@ -58,32 +59,12 @@ class MetricsServerTest : public ::testing::Test {
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
   }
-  // A peer that has said so much. What it reads it waits for, but not for ever.
-  UniqueFd Say(const std::string& words) const {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<uint16_t>(server_->port()));
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    UniqueFd peer(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    EXPECT_EQ(connect(peer.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
-    const timeval patience{.tv_sec = 20, .tv_usec = 0};
-    EXPECT_EQ(setsockopt(peer.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)), 0);
-    EXPECT_EQ(send(peer.get(), words.data(), words.size(), MSG_NOSIGNAL), static_cast<ssize_t>(words.size()));
-    return peer;
-  }
+  // A peer that has said so much.
+  UniqueFd Say(const std::string& words) const { return SayTo(server_->port(), words); }
   std::string Get(const std::string& path) const {
     return Rest(Say("GET " + path + " HTTP/1.1\r\nHost: localhost\r\n\r\n"));
   }
   std::string Ask(const std::string& words) const { return Rest(Say(words)); }
-  // All that comes until the server closes the connection.
-  static std::string Rest(const UniqueFd& peer) {
-    std::string answer;
-    char bytes[4096];
-    for (ssize_t got = 0; (got = recv(peer.get(), bytes, sizeof(bytes), 0)) > 0;) {
-      answer.append(bytes, static_cast<size_t>(got));
-    }
-    return answer;
-  }
   std::vector<UniqueFd> Slow(int count) const {
     std::vector<UniqueFd> slow;
     for (int i = 0; i < count; ++i) slow.push_back(Say("GET /metrics HTTP/1.1\r\nHost: loc"));

@@ -23,6 +23,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/support/unique_fd.h"
 #include "server/metrics/metrics_server.h"
+#include "tests/process/raw_peer.h"
 #include "tests/support/daemon_process.h"
 
 namespace kvpool {
@@ -105,25 +106,7 @@ class MetricsTlsTest : public ::testing::Test {
            (path != "/metrics" || absl::StrContains(result->body, "\ngauge 7\n"));
   }
   // A peer that has said so much, in the clear.
-  UniqueFd Say(const std::string& words) const {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<uint16_t>(server_->port()));
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    UniqueFd peer(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    EXPECT_EQ(connect(peer.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
-    const timeval patience{.tv_sec = 20, .tv_usec = 0};
-    EXPECT_EQ(setsockopt(peer.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)), 0);
-    EXPECT_EQ(send(peer.get(), words.data(), words.size(), MSG_NOSIGNAL), static_cast<ssize_t>(words.size()));
-    return peer;
-  }
-  static std::string Rest(const UniqueFd& peer) {
-    std::string answer;
-    char bytes[4096];
-    for (ssize_t got = 0; (got = recv(peer.get(), bytes, sizeof(bytes), 0)) > 0;)
-      answer.append(bytes, static_cast<size_t>(got));
-    return answer;
-  }
+  UniqueFd Say(const std::string& words) const { return SayTo(server_->port(), words); }
   // Waits until so many were refused for this, and no more: a client may know before the server has counted it.
   bool Refused(const std::string& why, uint64_t times) const {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);

@@ -88,21 +88,20 @@ class GiveBackTest : public GrowthTest {
       Settle(engines);
     }
   }
-  void SetWeight(size_t space, uint32_t weight) {
+  template <typename Change>
+  void SetShare(size_t space, Change change) {
     v1::SetShareRequest request;
     request.set_space(Space(space).space);
     request.set_keep_guaranteed(true);
-    request.set_weight(weight);
+    change(&request);
     v1::SetShareResponse response;
     EXPECT_TRUE(daemon_->SetShare(request, &response).ok());
   }
+  void SetWeight(size_t space, uint32_t weight) {
+    SetShare(space, [&](v1::SetShareRequest* request) { request->set_weight(weight); });
+  }
   void SetPriority(size_t space, v1::PriorityClass priority) {
-    v1::SetShareRequest request;
-    request.set_space(Space(space).space);
-    request.set_keep_guaranteed(true);
-    request.set_priority_class(priority);
-    v1::SetShareResponse response;
-    EXPECT_TRUE(daemon_->SetShare(request, &response).ok());
+    SetShare(space, [&](v1::SetShareRequest* request) { request->set_priority_class(priority); });
   }
   // Opens model `name` without a wish, on a device with room for it.
   std::unique_ptr<Engine> OpenSmall(const std::string& name, uint32_t guaranteed = 1) {
@@ -1015,12 +1014,7 @@ TEST_F(GiveBackTest, AMemberIsToldHowLongItsAnswerCounts) {
   std::vector<uint64_t> told;
   const auto answer = std::exchange(a->peer->on_leave,
                                     [&](const v1::SlabLeave& leave) { told.push_back(leave.deadline_ms()); });
-  v1::SetShareRequest request;
-  request.set_space(Space(0).space);
-  request.set_keep_guaranteed(true);
-  request.set_limit_blocks(kSlabBlocks);
-  v1::SetShareResponse response;
-  ASSERT_TRUE(daemon_->SetShare(request, &response).ok());
+  SetShare(0, [](v1::SetShareRequest* request) { request->set_limit_blocks(kSlabBlocks); });
   daemon_->HousekeepOnce();
   ASSERT_EQ(told.size(), 1);
   EXPECT_EQ(told[0], 1000);
@@ -1056,12 +1050,7 @@ TEST_F(GiveBackTest, ASessionIsToldHowLongItsLeasesAreWaitedFor) {
   all.pop_back();
   a->Release(all);
   a->Pending();
-  v1::SetShareRequest request;
-  request.set_space(Space(0).space);
-  request.set_keep_guaranteed(true);
-  request.set_limit_blocks(kSlabBlocks);
-  v1::SetShareResponse response;
-  ASSERT_TRUE(daemon_->SetShare(request, &response).ok());
+  SetShare(0, [](v1::SetShareRequest* request) { request->set_limit_blocks(kSlabBlocks); });
   const auto deadline = [&](Engine* engine) {
     std::optional<uint64_t> told;
     const v1::StepResponse pending = engine->Pending();
