@@ -302,7 +302,7 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, v1::
     SpaceLock lock(*needy);
     ++needy->state.give_back.asking;
   }
-  std::map<std::shared_ptr<Space>, uint64_t> asked;  // Until when, of the daemon's clock.
+  std::map<std::shared_ptr<Space>, uint64_t> asked;  // Each until then, by the daemon's clock.
   auto pause = kWaitPause;
   bool come = false, over = false;
   while (true) {

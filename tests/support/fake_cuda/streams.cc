@@ -87,7 +87,8 @@ class Queue {
       if (result == CUDA_SUCCESS) continue;
       State& state = TheState();
       const std::lock_guard state_lock(state.mu);
-      state.lost = result;
+      // The first one is what a context is lost by.
+      if (state.lost == CUDA_SUCCESS) state.lost = result;
     }
   }
 
