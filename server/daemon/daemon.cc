@@ -504,9 +504,11 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space, const Standing& stan
   // What sessions were promised waits for nobody's wish for more cache.
   if (needs_slab && !promised &&
       budget_->Room(facts.rank_devices, facts.tenant) < 2 * facts.geometry.slab_bytes &&
-      registry_->MustYield(*space, [this](const Space& other) {
+      registry_->MustYield(*space, [this, &facts](const Space& other) {
+        // What comes free here would be of no use to it while one of its other devices is full.
         const SpaceFacts& of_other = other.facts;
-        return budget_->RoomOfTenant(of_other.rank_devices, of_other.tenant) >= of_other.geometry.unit_bytes;
+        return budget_->RoomWithout(facts.rank_devices, of_other.rank_devices, of_other.tenant) >=
+               of_other.geometry.unit_bytes;
       })) {
     // It makes do with what it has, and asks again at the next round.
     SpaceLock lock(*space);

@@ -62,14 +62,13 @@ bool IsOnAll(const Space& space, absl::Span<const size_t> devices) {
   });
 }
 
-// Where a space lacks room for so many bytes on each rank. A tenant that has all it may have lacks it everywhere.
-std::vector<size_t> FullDevices(const Space& needy, const DeviceBudget& budget, bool at_share,
-                                uint64_t bytes) {
+// Where a space lacks room for so many bytes on each rank, of the device or of its tenant's share of it.
+std::vector<size_t> FullDevices(const Space& needy, const DeviceBudget& budget, uint64_t bytes) {
   std::vector<size_t> full;
   const std::vector<size_t>& all = needy.facts.rank_devices;
   for (const size_t device : all) {
-    const auto ranks = static_cast<uint64_t>(std::count(all.begin(), all.end(), device));
-    if (at_share || budget.capacity(device) - budget.used(device) < bytes * ranks) full.push_back(device);
+    const std::vector<size_t> ranks(std::count(all.begin(), all.end(), device), device);
+    if (budget.Room(ranks, needy.facts.tenant) < bytes) full.push_back(device);
   }
   return full;
 }
@@ -313,7 +312,7 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, v1::
       break;
     }
     const bool at_share = budget_->RoomOfTenant(facts.rank_devices, facts.tenant) < enough;
-    const std::vector<size_t> full = FullDevices(*needy, *budget_, at_share, enough);
+    const std::vector<size_t> full = FullDevices(*needy, *budget_, enough);
     std::vector<Donor> donors;
     std::vector<std::shared_ptr<Space>> giving;
     OnDevices coming(facts), possible(facts);
@@ -536,10 +535,12 @@ std::vector<Daemon::Standing> Daemon::Standings(const std::vector<std::shared_pt
   for (size_t i = 0; classes && i < spaces.size(); ++i) {
     const SpaceFacts& facts = spaces[i]->facts;
     const bool at_share = budget_->RoomOfTenant(facts.rank_devices, facts.tenant) < facts.geometry.unit_bytes;
+    const std::vector<size_t> full = FullDevices(*spaces[i], *budget_, facts.geometry.unit_bytes);
+    const std::vector<size_t>& lacking = full.empty() ? facts.rank_devices : full;
     for (size_t j = 0; j < spaces.size() && !standings[i].elsewhere; ++j) {
       standings[i].elsewhere = spares[j] && spaces[j]->priority() < spaces[i]->priority() &&
                                (!at_share || spaces[j]->facts.tenant == facts.tenant) &&
-                               IsOnAll(*spaces[j], facts.rank_devices);
+                               IsOnAll(*spaces[j], lacking);
     }
   }
   if (!weighted) return standings;
@@ -581,7 +582,7 @@ bool Daemon::LevelWorths(const std::shared_ptr<Space>& needy, uint64_t bytes) {
   }
   const SpaceFacts& facts = needy->facts;
   const bool at_share = budget_->RoomOfTenant(facts.rank_devices, facts.tenant) < facts.geometry.unit_bytes;
-  const std::vector<size_t> full = FullDevices(*needy, *budget_, at_share, bytes);
+  const std::vector<size_t> full = FullDevices(*needy, *budget_, bytes);
   if (full.empty()) return false;
   const std::vector<std::shared_ptr<Space>> spaces = registry_->Spaces();
   const WeightedShares shares(spaces, *budget_);

@@ -152,7 +152,7 @@ class Registry {
                                    v1::PriorityClass most = v1::PriorityClass_MAX);
   // Is what memory is left for others? True if a space of a higher class there needs a slab, or if the space's tenant has more than
   // its share of what its class has of the devices that the space is on, and a space of the class of a tenant that has not needs one.
-  // `may_have`, which takes no space's lock, says whether another's tenant may have more at all.
+  // `may_have`, which takes no space's lock, says whether another may have more, were there room on the devices of `space`.
   bool MustYield(const Space& space, absl::FunctionRef<bool(const Space&)> may_have);
   // The spaces on these devices that are being closed: their memory is on its way back.
   std::vector<std::shared_ptr<Space>> Closing(absl::Span<const size_t> devices);

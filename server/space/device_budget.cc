@@ -81,12 +81,16 @@ uint64_t DeviceBudget::Room(absl::Span<const size_t> rank_devices, std::string_v
   return RoomLocked(rank_devices, tenant, &tightest);
 }
 
-uint64_t DeviceBudget::RoomOfTenant(absl::Span<const size_t> rank_devices, std::string_view tenant) const {
+uint64_t DeviceBudget::RoomWithout(absl::Span<const size_t> emptied, absl::Span<const size_t> rank_devices,
+                                   std::string_view tenant) const {
   MutexLock lock(&mu_);
   uint64_t room = std::numeric_limits<uint64_t>::max();
   for (const size_t device : rank_devices) {
     const uint64_t sharers = std::count(rank_devices.begin(), rank_devices.end(), device);
-    room = std::min(room, entries_[device].left_of(tenant) / sharers);
+    const Entry& entry = entries_[device];
+    uint64_t left = entry.left_of(tenant);
+    if (std::count(emptied.begin(), emptied.end(), device) == 0) left = std::min(left, entry.left());
+    room = std::min(room, left / sharers);
   }
   return room;
 }

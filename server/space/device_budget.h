@@ -44,8 +44,13 @@ class DeviceBudget {
   void Give(absl::Span<const size_t> rank_devices, std::string_view tenant, uint64_t bytes);
   // The most bytes for each rank that Take could answer.
   uint64_t Room(absl::Span<const size_t> rank_devices, std::string_view tenant) const;
-  // What is left of the tenant's share, for each rank: Room, if devices had room without end.
-  uint64_t RoomOfTenant(absl::Span<const size_t> rank_devices, std::string_view tenant) const;
+  // The same, if `emptied` had room without end. The tenant's share counts on them, too.
+  uint64_t RoomWithout(absl::Span<const size_t> emptied, absl::Span<const size_t> rank_devices,
+                       std::string_view tenant) const;
+  // What is left of the tenant's share, for each rank.
+  uint64_t RoomOfTenant(absl::Span<const size_t> rank_devices, std::string_view tenant) const {
+    return RoomWithout(rank_devices, rank_devices, tenant);
+  }
 
   uint64_t capacity(size_t device) const { return entries_[device].capacity; }
   uint64_t used(size_t device) const;

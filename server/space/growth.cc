@@ -47,7 +47,8 @@ uint64_t Growth::AddressOf(BlockId block, size_t rank) const {
 bool Growth::complete() const {
   // An IPC space is one allocation for life, whatever its size came to be.
   if (facts_.kind == v1::SPACE_KIND_IPC) return !slabs_.empty();
-  return made_blocks() >= max_blocks();
+  if (made_blocks() >= max_blocks()) return true;
+  return !gone_.empty() && gone_.front().room_blocks > max_blocks() - made_blocks();
 }
 
 uint32_t Growth::max_blocks() const {

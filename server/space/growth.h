@@ -93,7 +93,8 @@ class Growth {
   uint64_t bytes() const;  // The sum over slabs and ranks.
   const SlabRow& RowOf(BlockId block) const;
   uint64_t AddressOf(BlockId block, size_t rank) const;
-  bool complete() const;  // It has all the slabs that it may have.
+  // It has all the slabs that it may have. So has one whose limit has no room for the whole slab that must come next.
+  bool complete() const;
   // The most blocks that it may have, the null block included: whole units, and one at least.
   uint32_t max_blocks() const;
   // So many without the null block; UINT32_MAX: as many as there is room for.

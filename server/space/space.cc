@@ -257,18 +257,20 @@ absl::Status Space::MakeSlab(Settlement* settlement) {
     }
     if (growth.complete()) {
       growth.set_may_grow(false);
-      return absl::ResourceExhaustedError(
-          absl::StrCat("space ", facts.id, " has all of its ", growth.made_blocks(), " blocks"));
+      const uint32_t has = growth.made_blocks();
+      if (!growth.has_hole() || has >= growth.max_blocks()) {
+        return absl::ResourceExhaustedError(
+            absl::StrCat("space ", facts.id, " has all of its ", has, " blocks"));
+      }
+      const Growth::Place next = growth.NextPlace();
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "space ", facts.id, " may have ", growth.max_blocks() - has,
+          " more blocks, and the slab that it gave back from block ", next.first_block, " on has ",
+          next.room_blocks));
     }
     made = growth.made_blocks();
     place = growth.NextPlace();
     const uint32_t most = growth.max_blocks() - made;
-    if (place.whole && place.room_blocks > most) {
-      growth.set_may_grow(false);
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "space ", facts.id, " may have ", most, " more blocks, and the slab that it gave back from block ",
-          place.first_block, " on has ", place.room_blocks));
-    }
     left_bytes = uint64_t{std::min(most, place.room_blocks)} * geometry.block_stride_bytes;
   }
   const DeviceBudget::Want want{.tenant = facts.tenant,

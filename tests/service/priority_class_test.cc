@@ -168,5 +168,89 @@ TEST_F(PriorityClassTest, AnOpeningAsksForAClassWithinItsRule) {
   EXPECT_EQ(Space(0).priority, v1::PRIORITY_CLASS_INTERACTIVE) << "an operator comes first";
 }
 
+// What a higher class can't use is not left for it: here, since another of its devices is full.
+TEST_F(PriorityClassTest, NothingIsLeftForAHigherClassWhoseOtherDeviceIsFull) {
+  StartDaemon(4, /*devices=*/2);
+  v1::OpenSession of_wide = OpenRequest("b"), of_low = OpenRequest("a"), of_other = OpenRequest("c");
+  of_wide.set_ranks(2);
+  of_low.add_device_uuids("mem0");
+  of_other.add_device_uuids("mem1");
+  of_other.set_tenant("two");
+  const auto wide = Attach("b"), rank1 = Attach("b"), low = Attach("a"), other = Attach("c");
+  ASSERT_TRUE(wide->Open(of_wide).ok());
+  ASSERT_TRUE(rank1->Join(*wide, JoinRequest(*wide, 1, "b")).ok());
+  Settle({wide.get(), rank1.get()});
+  ASSERT_TRUE(low->Open(of_low).ok());
+  ASSERT_TRUE(other->Open(of_other).ok());
+  const std::vector<Engine*> all = {wide.get(), rank1.get(), low.get(), other.get()};
+  SetPriority(0, v1::PRIORITY_CLASS_INTERACTIVE);
+  SetPriority(1, v1::PRIORITY_CLASS_BATCH);
+  SetPriority(2, v1::PRIORITY_CLASS_INTERACTIVE);
+  const std::vector<uint64_t> held = LeaseUpTo(3 * kSlabBlocks - 2, other.get(), all);
+  ASSERT_EQ(Used(1), 4 * kSlabBlocks * kBlockBytes);
+  const auto churn = [&](const std::string& name) {
+    for (int i = 0; i < 20; ++i) {
+      Churn(wide.get(), name + "w" + std::to_string(i));
+      Churn(low.get(), name + "l" + std::to_string(i));
+      Settle(all);
+    }
+  };
+  churn("full");
+  EXPECT_EQ(Space(0).slabs, 1);
+  EXPECT_EQ(Space(1).slabs, 3) << "all there is on its device";
+  // What both can use goes to the higher one.
+  other->Die();
+  clock_.Advance(options_.idle_space_ms);
+  Settle(all);
+  churn("free");
+  EXPECT_EQ(Space(0).slabs, 3);
+  EXPECT_EQ(Space(1).slabs, 1);
+}
+
+class HolesOfClassesTest : public HolesTest {};
+
+// Here, since its limit has no room for the whole slab that would come next.
+TEST_F(HolesOfClassesTest, NothingIsLeftForAHigherClassWhoseHoleIsBeyondItsLimit) {
+  constexpr uint32_t kTwoUnits = 2 * kSlabBlocks;
+  options_.slab_bytes = kTwoUnits * kBlockBytes;
+  const auto high = Full(12);
+  ASSERT_EQ(Space(0).slabs, 6);
+  Hold(high.get(), 11);
+  SetPriority(0, v1::PRIORITY_CLASS_INTERACTIVE);
+  const auto low = OpenSmall("b"), ends = OpenSmall("c");
+  SetPriority(1, v1::PRIORITY_CLASS_BATCH);
+  ASSERT_EQ(Left(*high).size(), 2);
+  const auto limit = [this](uint32_t blocks) {
+    SetShare(0, [&](v1::SetShareRequest* request) { request->set_limit_blocks(blocks); });
+  };
+  limit(4 * kTwoUnits + kSlabBlocks - 1);
+  ends->Die();
+  clock_.Advance(options_.idle_space_ms);
+  Settle({high.get(), low.get()});
+  const auto churn = [&](const std::string& name) {
+    for (int i = 0; i < 10; ++i) {
+      Churn(high.get(), name + "h" + std::to_string(i));
+      Churn(low.get(), name + "l" + std::to_string(i));
+      Settle({high.get(), low.get()});
+    }
+  };
+  churn("hole");
+  EXPECT_EQ(Space(0).slabs, 4);
+  EXPECT_EQ(Space(1).slabs, 2) << "all there is";
+  // Who must have more there is told what is in the way.
+  const auto more = Attach("more");
+  v1::OpenSession request = OpenRequest("a");
+  request.set_guaranteed_blocks(4 * kTwoUnits + kSlabBlocks / 2);
+  const absl::Status refused = more->Open(request);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("may have 16 more blocks, and the slab that it gave back from block 32 on has 32"));
+  EXPECT_EQ(Space(1).slabs, 2) << "its memory would be of no use";
+  limit(5 * kTwoUnits - 1);
+  churn("whole");
+  EXPECT_EQ(Space(0).slabs, 5);
+  EXPECT_EQ(Space(1).slabs, 1);
+}
+
 }  // namespace
 }  // namespace kvpool
