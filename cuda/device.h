@@ -56,9 +56,9 @@ class Slab {
   // The handle of an IPC slab; FAILED_PRECONDITION for others.
   virtual absl::StatusOr<IpcHandle> ipc_handle() const = 0;
   // The memory goes back to the system with this slab, whoever else has it open or mapped: a child that an engine has forked, or a
-  // peer that kept the descriptor. It holds zeros from then on, and new memory, of whoever touches it. A GPU has nothing like it:
-  // there it comes back when all have let go of it, and this does nothing.
-  virtual void Discard() {}
+  // peer that kept the descriptor. It holds zeros from then on, and new memory, of whoever touches it. False: nothing like it can be
+  // done, as on a GPU. There it comes back when all have let go of it.
+  virtual bool Discard() { return false; }
 };
 
 class KvCompute;

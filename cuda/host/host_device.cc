@@ -92,7 +92,7 @@ class HostSlab : public Slab {
       std::fprintf(stderr, "kvpool: discarding a slab of %zu bytes: %s\n", bytes(), std::strerror(errno));
     }
   }
-  void Discard() override { discard_ = true; }
+  bool Discard() override { return discard_ = true; }
 
  private:
   // In this order the memory is freed before its share of the budget is returned.

@@ -22,6 +22,7 @@
 #include "server/scoring/quality_guard.h"
 #include "server/space/deferred.h"
 #include "server/space/device_budget.h"
+#include "server/space/freed_memory.h"
 #include "server/space/session.h"
 #include "server/space/space.h"
 #include "server/tiers/tier_secret.h"
@@ -178,6 +179,7 @@ Daemon::Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>
     capacities.push_back({devices_[i]->id(), options_.device_capacity_bytes[i]});
   }
   budget_ = std::make_unique<DeviceBudget>(capacities, options_.tenant_share);
+  freed_ = std::make_unique<FreedMemory>(&devices_, budget_.get(), clock_);
   registry_ = std::make_unique<Registry>(options_.max_sessions);
   retired_ = std::make_unique<RetiredCounters>();
   guard_ = std::make_unique<QualityGuard>(options_.guard);
@@ -450,6 +452,7 @@ void Daemon::CheckDevices(uint64_t now) {
 
 void Daemon::HousekeepOnce() {
   CheckDevices(clock_->NowMs());
+  freed_->Collect();
   const std::vector<std::shared_ptr<Space>> spaces = registry_->Spaces();
   const std::vector<Standing> standings = Standings(spaces);
   for (size_t i = 0; i < spaces.size(); ++i) Housekeep(spaces[i], standings[i]);

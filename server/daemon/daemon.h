@@ -73,6 +73,7 @@ namespace kvpool {
 class Member;
 
 class DeviceBudget;
+class FreedMemory;
 class DeviceRunner;
 class EventLog;
 struct DeviceOperation;
@@ -350,6 +351,7 @@ class Daemon final : private SpaceOwner {
   // A verb is answered: how long after the start, if it is the first one.
   void NoteAnswer();
   std::unique_ptr<DeviceBudget> budget_;
+  std::unique_ptr<FreedMemory> freed_;
   std::unique_ptr<EventLog> event_log_;   // Spaces add to it. Null: nothing is recorded.
   const std::unique_ptr<TierSet> tiers_;  // Spaces use it. Null: there can be no tier.
   const std::unique_ptr<TierOpening> tier_opening_;

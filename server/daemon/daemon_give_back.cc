@@ -19,6 +19,7 @@
 #include "server/daemon/registry.h"
 #include "server/replacement/policy.h"
 #include "server/space/device_budget.h"
+#include "server/space/freed_memory.h"
 #include "server/space/session.h"
 #include "server/space/slab_holders.h"
 #include "server/space/space.h"
@@ -140,6 +141,10 @@ class OnDevices {
     for (auto& [device, on] : devices_) {
       on.bytes += budget.Room(std::vector<size_t>(on.ranks, device), needy.tenant);
     }
+  }
+  // What was given back, and is not seen to be free.
+  void AddUnfreed(const FreedMemory& freed) {
+    for (auto& [device, on] : devices_) on.bytes += freed.unfreed_bytes(device) / on.ranks;
   }
   // What a slab of another brings.
   void Add(const SpaceFacts& giver, uint64_t slab_bytes) {
@@ -305,6 +310,7 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, v1::
   auto pause = kWaitPause;
   bool come = false, over = false;
   while (true) {
+    freed_->Collect();
     come = budget_->Room(facts.rank_devices, facts.tenant) >= enough;
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - steady_clock::now());
     over = left.count() <= 0;
@@ -345,10 +351,13 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, v1::
                         .part = shares.PartOf(*space),
                         .priority = priority});
     }
+    const bool unfreed = std::any_of(full.begin(), full.end(),
+                                     [this](size_t device) { return freed_->unfreed_bytes(device) > 0; });
     // It is asked for behind those that give: what one of them gave meanwhile would be in neither else.
     const uint64_t room_now = budget_->Room(facts.rank_devices, facts.tenant);
     coming.AddRoom(facts, *budget_);
     possible.AddRoom(facts, *budget_);
+    possible.AddUnfreed(*freed_);
     // Nobody's cache is drained for a guarantee that can't be met.
     if (possible.bytes() < bytes) break;
     // Of the lowest class whoever has most for its weight gives first, where it is needed most.
@@ -375,7 +384,7 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, v1::
         giving.push_back(space);
       space->state.give_back.Ask(space->state.give_back.pending_slabs() + more, until_ms);
     }
-    if (giving.empty()) {
+    if (giving.empty() && !unfreed) {
       if (room_now >= enough) continue;
       break;
     }

@@ -17,6 +17,7 @@
 #include "server/replacement/policy.h"
 #include "server/scoring/device_runner.h"
 #include "server/space/device_budget.h"
+#include "server/space/freed_memory.h"
 #include "server/space/kept_facts.h"
 #include "server/space/session.h"
 #include "server/space/space.h"
@@ -220,6 +221,7 @@ absl::StatusOr<std::shared_ptr<Space>> Daemon::MakeSpace(SpaceFacts facts,
                                                     Space::Parts{.policy = std::move(policy),
                                                                  .runners = std::move(runners),
                                                                  .budget = budget_.get(),
+                                                                 .freed = freed_.get(),
                                                                  .event_log = event_log_.get(),
                                                                  .owner = this,
                                                                  .clock = clock_,

@@ -10,6 +10,7 @@
 #include "server/scoring/device_runner.h"
 #include "server/scoring/quality_guard.h"
 #include "server/space/device_budget.h"
+#include "server/space/freed_memory.h"
 #include "server/space/space.h"
 
 namespace kvpool {
@@ -31,6 +32,7 @@ DaemonSnapshot Daemon::Snapshot() {
     device.set_name(devices_[i]->name());
     device.set_capacity_bytes(budget_->capacity(i));
     device.set_used_bytes(budget_->used(i));
+    device.set_unfreed_bytes(freed_->unfreed_bytes(i));
   }
   for (const std::unique_ptr<DeviceRunner>& runner : runners_) {
     if (runner != nullptr) snapshot.device_operations.push_back(runner->Snapshot());

@@ -188,6 +188,11 @@ void AddMemory(const DaemonSnapshot& daemon, Families* out) {
   for (const v1::DeviceInfo& device : daemon.devices) {
     out->Add({{"device", device.device()}}, static_cast<double>(device.used_bytes()));
   }
+  out->Gauge("kvpool_device_unfreed_bytes",
+             "Of the used memory, that of slabs which are gone, while the device does not show it as free.");
+  for (const v1::DeviceInfo& device : daemon.devices) {
+    out->Add({{"device", device.device()}}, static_cast<double>(device.unfreed_bytes()));
+  }
   out->Gauge("kvpool_pinned_blocks", "Blocks pinned or retained above the default priority.");
   EachSpace(daemon, out, &Space::pinned);
   out->Gauge("kvpool_pin_budget_blocks", "Most blocks that may be pinned or retained.");

@@ -55,6 +55,7 @@ Space::Space(SpaceFacts facts, const PoolOptions& options, Parts parts)
       device_verbs(&state, &verbs, std::move(parts.runners)),
       batches(&state, &verbs, &device_verbs),
       budget_(parts.budget),
+      freed_(parts.freed),
       owner_(parts.owner),
       clock_(parts.clock),
       keeper_(parts.keeper),
@@ -288,6 +289,7 @@ absl::Status Space::MakeSlab(Settlement* settlement) {
     }
     return row.status();
   }
+  freed_->OnMade(facts.rank_devices, row->bytes);
   ExpectBlocks(made + row->block_count);
   LogInfo("slab made", {{"space", facts.id}, {"bytes", *bytes}, {"ranks", facts.devices.size()}});
   const bool room = budget_->Room(facts.rank_devices, facts.tenant) >= geometry.unit_bytes;
@@ -430,17 +432,12 @@ absl::Status Space::KeepPlaces() {
 }
 
 void Space::DestroyRow(SlabRow row, Slabs slabs) {
-  const uint64_t bytes = row.bytes;
   // While the keeper holds it, the memory is not free, and the next daemon would find it.
   row.kept.clear();
   if (keeper_ != nullptr) keeper_->AwaitDropped();
   // Copies to a tier and comparisons read slabs outside of the mutex, and hold them meanwhile: what those read stays until they let
   // go of it.
-  if (slabs == Slabs::kClosed) {
-    for (const std::shared_ptr<Slab>& slab : row.by_rank) slab->Discard();
-  }
-  row.by_rank.clear();
-  budget_->Give(facts.rank_devices, facts.tenant, bytes);
+  freed_->Destroy(facts, row.bytes, std::move(row.by_rank), slabs == Slabs::kClosed);
 }
 
 void Space::DestroySlabs(Slabs slabs) {

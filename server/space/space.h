@@ -24,6 +24,7 @@
 #include "server/base/clock.h"
 #include "server/space/batch.h"
 #include "server/space/device_budget.h"
+#include "server/space/freed_memory.h"
 #include "server/space/device_verbs.h"
 #include "server/space/slab_places.h"
 #include "server/space/space_owner.h"
@@ -53,6 +54,7 @@ class Space {
     std::unique_ptr<ReplacementPolicy> policy;
     std::vector<RunnerOrWhy> runners;  // Indexed by rank.
     DeviceBudget* budget = nullptr;
+    FreedMemory* freed = nullptr;
     EventLog* event_log = nullptr;
     SpaceOwner* owner = nullptr;
     const Clock* clock = nullptr;
@@ -162,6 +164,7 @@ class Space {
   WhyLost Resume(Turn& turn, const RecoveredPool& found, Resumable* old) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 
   DeviceBudget* const budget_;
+  FreedMemory* const freed_;
   SpaceOwner* const owner_;
   const Clock* const clock_;
   KeeperLink* const keeper_;

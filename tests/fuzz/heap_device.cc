@@ -20,6 +20,7 @@ class HeapSlab final : public Slab {
     std::memset(data_, 0, bytes);
   }
   ~HeapSlab() override { std::free(data_); }
+  bool Discard() override { return true; }
   size_t bytes() const override { return bytes_; }
   uint64_t address() const override { return reinterpret_cast<uint64_t>(data_); }
   absl::StatusOr<UniqueFd> Export() const override { return UniqueFd(open("/dev/null", O_RDWR | O_CLOEXEC)); }

@@ -30,12 +30,21 @@ class MemorySlab final : public Slab {
         memory_(static_cast<char*>(std::calloc(bytes, 1)), &std::free) {
     script_.memory = memory_.get();
     ++script_.alive;
+    script_.used_bytes += bytes_;
   }
   ~MemorySlab() override {
     if (script_.on_destroy) script_.on_destroy();
     --script_.alive;
+    if (script_.keep_used == 0) {
+      script_.used_bytes -= bytes_;
+    } else {
+      --script_.keep_used;
+    }
   }
-  void Discard() override { ++script_.discarded; }
+  bool Discard() override {
+    ++script_.discarded;
+    return !script_.like_gpu;
+  }
   size_t bytes() const override { return bytes_; }
   uint64_t address() const override { return reinterpret_cast<uint64_t>(memory_.get()); }
   absl::StatusOr<UniqueFd> Export() const override {
@@ -62,7 +71,7 @@ class MemorySlab final : public Slab {
 
 absl::StatusOr<size_t> MemoryDevice::free_bytes() const {
   if (script_.lost) return Lost();
-  return total_bytes();
+  return total_bytes() - script_.used_bytes;
 }
 
 absl::StatusOr<std::unique_ptr<Slab>> MemoryDevice::MakeSlab(size_t bytes) {

@@ -22,10 +22,13 @@ class MemoryDevice final : public Device {
     std::atomic<bool> fail_export{false};  // Exports fail, like at the limit of open files.
     std::atomic<int> alive{0};             // Slabs that exist.
     std::atomic<int> discarded{0};         // Slabs that went back to the system, whoever has them.
-    std::atomic<char*> memory{nullptr};    // Where the last slab lies.
-    std::string uuid_bytes;                // Empty: it is host memory.
-    std::function<void()> on_make;         // Runs inside MakeSlab, which it can slow down.
-    std::function<void()> on_destroy;      // Runs before a slab is destroyed.
+    std::atomic<bool> like_gpu{false};     // What is discarded is free only when all have let go of it.
+    std::atomic<uint64_t> used_bytes{0};   // As the system reports it: more, if others use the device too.
+    std::atomic<int> keep_used{0};  // So many slabs that are destroyed next are still some other process's.
+    std::atomic<char*> memory{nullptr};  // Where the last slab lies.
+    std::string uuid_bytes;              // Empty: it is host memory.
+    std::function<void()> on_make;       // Runs inside MakeSlab, which it can slow down.
+    std::function<void()> on_destroy;    // Runs before a slab is destroyed.
   };
   // `script` outlives the device.
   MemoryDevice(std::string id, size_t granularity_bytes, Script* script)
