@@ -76,6 +76,10 @@ class AccessControl {
 
   // Counts from now on; sessions that are open stay as they are. What it says of their spaces is for Daemon::ApplyRules.
   void Replace(std::shared_ptr<const AccessPolicy> policy) ABSL_LOCKS_EXCLUDED(mu_);
+  std::shared_ptr<const AccessPolicy> policy() const ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(&mu_);
+    return policy_;
+  }
   // As AccessPolicy::Admit, by the policy in force.
   absl::StatusOr<std::shared_ptr<const AccessRule>> Admit(const Peer& peer, AccessRole role,
                                                           absl::string_view what) const

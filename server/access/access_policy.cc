@@ -109,6 +109,11 @@ absl::Status ParsePriority(absl::string_view text, v1::PriorityClass* priority) 
   return BadPolicy("there are batch, standard and interactive");
 }
 
+absl::Status ParseShare(absl::string_view text, double* share) {
+  if (absl::SimpleAtod(text, share) && *share > 0 && *share <= 1) return absl::OkStatus();
+  return BadPolicy("it is a part of a device, above 0 and up to 1");
+}
+
 absl::Status SetField(absl::string_view field, absl::string_view value, AccessRule* rule) {
   AccessLimits& limits = rule->limits;
   if (field == "uid" && value == "*") return absl::OkStatus();
@@ -129,10 +134,11 @@ absl::Status SetField(absl::string_view field, absl::string_view value, AccessRu
   if (field == "space-blocks") return ParseCount(value, 1, &limits.space_blocks);
   if (field == "weight") return ParseCount(value, 1, &limits.weight, kMostWeight);
   if (field == "priority") return ParsePriority(value, &limits.priority);
+  if (field == "tenant-share") return ParseShare(value, &limits.tenant_share);
   return BadPolicy(
       "no such field; there are uid, gid, cgroup, san, certificate, role, tenant, sessions, "
       "guaranteed-blocks, "
-      "verbs-a-second, held-blocks, pinned-blocks, space-blocks, weight and priority");
+      "verbs-a-second, held-blocks, pinned-blocks, space-blocks, weight, priority and tenant-share");
 }
 
 // One rule while its lines are read.
@@ -170,7 +176,7 @@ absl::Status Check(const Section& section) {
     return Wrong(section, "tenant", " is missing: an engine needs one, or *, by which each uid has its own");
   }
   for (const char* field : {"tenant", "sessions", "guaranteed-blocks", "verbs-a-second", "held-blocks",
-                            "pinned-blocks", "space-blocks", "weight", "priority"}) {
+                            "pinned-blocks", "space-blocks", "weight", "priority", "tenant-share"}) {
     if (!engine && places.contains(field)) {
       return Wrong(section, field, " is for the role engine, which the rule does not give");
     }

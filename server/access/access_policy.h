@@ -51,6 +51,9 @@ struct AccessLimits {
   uint32_t space_blocks = kNoAccessLimit;                    // Blocks that it may have.
   uint32_t weight = 0;                                       // See GiveBack::Terms; 0: none.
   v1::PriorityClass priority = v1::PRIORITY_CLASS_STANDARD;  // An opening may ask for a lower one.
+  // Of each of its tenants: the first rule that is for one counts. Which part of each device all its spaces may have together; 0: what
+  // the daemon's options say.
+  double tenant_share = 0;
 };
 
 struct AccessRule {

@@ -178,7 +178,8 @@ Daemon::Daemon(const DaemonOptions& options, std::vector<std::unique_ptr<Device>
   for (size_t i = 0; i < devices_.size(); ++i) {
     capacities.push_back({devices_[i]->id(), options_.device_capacity_bytes[i]});
   }
-  budget_ = std::make_unique<DeviceBudget>(capacities, options_.tenant_share);
+  budget_ = std::make_unique<DeviceBudget>(
+      capacities, [share = options_.tenant_share](std::string_view) { return share; });
   freed_ = std::make_unique<FreedMemory>(&devices_, budget_.get(), clock_);
   registry_ = std::make_unique<Registry>(options_.max_sessions);
   retired_ = std::make_unique<RetiredCounters>();
@@ -455,6 +456,7 @@ void Daemon::HousekeepOnce() {
   freed_->Collect();
   const std::vector<std::shared_ptr<Space>> spaces = registry_->Spaces();
   const std::vector<Standing> standings = Standings(spaces);
+  KeepWithinShares(spaces);
   for (size_t i = 0; i < spaces.size(); ++i) Housekeep(spaces[i], standings[i]);
   CloseDetached();
   if (keeper_ != nullptr) {

@@ -289,6 +289,8 @@ class Daemon final : private SpaceOwner {
   // `bytes`: there is no room for so many on each rank. More than a unit is a reserve, which only those that have more than their
   // own, or that no session uses, give to.
   bool LevelWorths(const std::shared_ptr<Space>& needy, uint64_t bytes);
+  // Of tenants that have more than their shares, which have become less, the spaces with most are asked for what is beyond.
+  void KeepWithinShares(const std::vector<std::shared_ptr<Space>>& spaces);
   // What a space has, against what is its own by its weight.
   struct Standing {
     bool weighted = false;       // Some space of its devices has a weight.

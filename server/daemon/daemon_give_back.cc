@@ -32,7 +32,7 @@ using std::chrono::steady_clock;
 // The housekeeper and openings run so many steps of one space before they look at others: 64 blocks move in one.
 constexpr int kStepsTogether = 16;
 constexpr auto kWaitPause = std::chrono::milliseconds(1), kLongestPause = std::chrono::milliseconds(8);
-// A slab that goes to a space under pressure is asked for so long.
+// A slab that goes to a space under pressure, or is beyond a tenant's share, is asked for so long.
 constexpr uint64_t kLevelMs = 1000;
 // What leaves a space next is to be worth so many times less than what leaves another next, as if that had been idle for so much
 // longer, before it gives memory to that one: else a slab would go back and forth between two that are alike.
@@ -581,6 +581,42 @@ std::vector<Daemon::Standing> Daemon::Standings(const std::vector<std::shared_pt
         std::min(least / kReserveShare, kReserveSlabs * spaces[i]->facts.geometry.slab_bytes);
   }
   return standings;
+}
+
+void Daemon::KeepWithinShares(const std::vector<std::shared_ptr<Space>>& spaces) {
+  struct OfTenant {
+    std::shared_ptr<Space> most;
+    uint64_t above = 0;  // Bytes of each of its ranks.
+    bool gives = false;  // One at a time: what it gives may do.
+  };
+  std::map<std::string_view, OfTenant> tenants;
+  const uint64_t now = clock_->NowMs();
+  for (const std::shared_ptr<Space>& space : spaces) {
+    const SpaceFacts& facts = space->facts;
+    const uint64_t above = budget_->Above(facts.rank_devices, facts.tenant);
+    if (above == 0) continue;
+    OfTenant& of_tenant = tenants[facts.tenant];
+    SpaceLock lock(*space);
+    const class GiveBack& give_back = space->state.give_back;
+    if (space->state.growth.closed() || give_back.stuck(now)) continue;
+    of_tenant.gives = of_tenant.gives || give_back.under_way() || give_back.destroying > 0;
+    if (give_back.spare_slabs() == 0) continue;
+    if (of_tenant.most != nullptr && of_tenant.most->slab_bytes() >= space->slab_bytes()) continue;
+    of_tenant.most = space;
+    of_tenant.above = above;
+  }
+  for (auto& [tenant, of_tenant] : tenants) {
+    if (of_tenant.most == nullptr || of_tenant.gives) continue;
+    const SpaceFacts& facts = of_tenant.most->facts;
+    const bool unfreed = std::any_of(facts.rank_devices.begin(), facts.rank_devices.end(),
+                                     [this](size_t device) { return freed_->unfreed_bytes(device) > 0; });
+    if (unfreed) continue;
+    const uint64_t slab = facts.geometry.slab_bytes, slabs = (of_tenant.above + slab - 1) / slab;
+    SpaceLock lock(*of_tenant.most);
+    class GiveBack& give_back = of_tenant.most->state.give_back;
+    const uint32_t spare = give_back.spare_slabs();
+    if (spare > 0) give_back.Ask(static_cast<uint32_t>(std::min<uint64_t>(slabs, spare)), now + kLevelMs);
+  }
 }
 
 bool Daemon::LevelWorths(const std::shared_ptr<Space>& needy, uint64_t bytes) {

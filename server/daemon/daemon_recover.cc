@@ -176,7 +176,7 @@ absl::Status Daemon::RecoverSpace(std::unique_ptr<SpaceTable>* kept_table, Remai
     return table->sealed_blocks() == 0 ? absl::OkStatus()
                                        : absl::DataLossError("its first slab was not kept");
   }
-  const DeviceBudget::Want want{.tenant = facts.tenant, .bytes = bytes, .unit = bytes};
+  const DeviceBudget::Want want{.tenant = facts.tenant, .bytes = bytes, .unit = bytes, .is_there = true};
   RETURN_IF_ERROR(budget_->Take(facts.rank_devices, want).status());
   absl::Cleanup give_back = [this, devices = facts.rank_devices, of = facts.tenant, bytes] {
     budget_->Give(devices, of, bytes);

@@ -1,6 +1,7 @@
 // What rules of access say of spaces, once they have been read again.
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "server/access/access_control.h"
 #include "server/base/housekeeper.h"
@@ -8,11 +9,21 @@
 #include "server/daemon/daemon.h"
 #include "server/daemon/registry.h"
 #include "server/daemon/space_terms.h"
+#include "server/space/device_budget.h"
 #include "server/space/space.h"
 
 namespace kvpool {
 
 void Daemon::ApplyRules() {
+  budget_->SetShares(
+      [policy = options_.access->policy(), all = options_.tenant_share](std::string_view tenant) {
+        const std::string scope(tenant);
+        for (const std::shared_ptr<const AccessRule>& rule : policy->rules()) {
+          if (!IsForTenant(*rule, scope)) continue;
+          return rule->limits.tenant_share > 0 ? rule->limits.tenant_share : all;
+        }
+        return all;
+      });
   for (const std::shared_ptr<Space>& space : registry_->Spaces()) {
     GiveBack::Terms before, after;
     std::string rule;

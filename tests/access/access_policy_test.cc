@@ -87,6 +87,10 @@ TEST(AccessFileTest, EachFieldSaysWhatIsWrongWithItsValue) {
       {"weight", "1001", "the limits are 1 and 1000"},
       {"priority", "urgent", "there are batch, standard and interactive"},
       {"priority", "7", "there are batch, standard and interactive"},
+      {"tenant-share", "0", "it is a part of a device, above 0 and up to 1"},
+      {"tenant-share", "1.01", "it is a part of a device, above 0 and up to 1"},
+      {"tenant-share", "nan", "it is a part of a device, above 0 and up to 1"},
+      {"tenant-share", "50%", "it is a part of a device, above 0 and up to 1"},
       {"pinned-blocks", "1.5", "the limits are 0 and 4294967294"},
       {"share", "1",
        "no such field; there are uid, gid, cgroup, san, certificate, role, tenant, sessions, "
@@ -113,8 +117,8 @@ TEST(AccessFileTest, ARuleIsWhole) {
   EXPECT_EQ(ErrorOf("[a]\nuid = 1\ncertificate = " + std::string(64, 'a') + "\nrole = observer\n"),
             "rules:3: [a] certificate is for peers on the network, which have no uid, gid and cgroup");
   for (const char* field : {"tenant", "sessions", "guaranteed-blocks", "verbs-a-second", "held-blocks",
-                            "pinned-blocks", "space-blocks", "weight"}) {
-    EXPECT_EQ(ErrorOf(absl::StrCat("[a]\nuid = 1\nrole = operator\n", field, " = 7\n")),
+                            "pinned-blocks", "space-blocks", "weight", "tenant-share"}) {
+    EXPECT_EQ(ErrorOf(absl::StrCat("[a]\nuid = 1\nrole = operator\n", field, " = 1\n")),
               absl::StrCat("rules:4: [a] ", field, " is for the role engine, which the rule does not give"));
   }
   EXPECT_EQ(ErrorOf("[a]\nuid = 1\nrole = operator\npriority = batch\n"),

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -194,7 +195,7 @@ class SlabsEndTest : public ::testing::Test {
 
   MemoryDevice::Script script_;
   const std::vector<std::unique_ptr<Device>> devices_ = OneDevice();
-  DeviceBudget budget_{{{"mem", 100 * kSlab}}, 1};
+  DeviceBudget budget_{{{"mem", 100 * kSlab}}, [](std::string_view) { return 1.0; }};
   FakeClock clock_;
   FreedMemory freed_{&devices_, &budget_, &clock_};
   SpaceFacts facts_;

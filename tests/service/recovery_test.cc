@@ -832,20 +832,10 @@ TEST_F(RecoveryTest, ASpaceThatHasOtherSizesTodayIsLostAndNothingElse) {
   EXPECT_EQ(keeper_->inventory.size(), 1u) << "its memory is held for nobody, but for the link's own page";
 }
 
-TEST_F(RecoveryTest, ASpaceWithoutItsSlabsOrMemoryForThemIsLostAndSaysSo) {
+TEST_F(RecoveryTest, ASpaceWithoutItsSlabsIsLostAndSaysSo) {
   ASSERT_TRUE(Start().ok());
   Sleeper process;
   auto engine = Open(process.credentials());
-  ASSERT_NE(engine, nullptr) << opened_;
-  engine->Seal(engine->Lease(3), Keys("k", 3));
-  End();
-  options_.tenant_share = 0.01;
-  ASSERT_TRUE(Start().ok());
-  ASSERT_EQ(Recovery().lost_spaces_size(), 1);
-  EXPECT_EQ(Recovery().lost_spaces(0).reason(), "memory");
-  options_.tenant_share = 1;
-  ASSERT_TRUE(Start().ok());
-  engine = Open(process.credentials());
   ASSERT_NE(engine, nullptr) << opened_;
   engine->Seal(engine->Lease(3), Keys("k", 3));
   End();
@@ -862,6 +852,21 @@ TEST_F(RecoveryTest, ASpaceWithoutItsSlabsOrMemoryForThemIsLostAndSaysSo) {
   ASSERT_EQ(Recovery().lost_spaces_size(), 1);
   EXPECT_EQ(Recovery().lost_spaces(0).reason(), "damaged");
   EXPECT_EQ(Recovery().lost_spaces(0).sealed_blocks(), 3u);
+}
+
+// What is beyond a share that has become less is given back, and not lost.
+TEST_F(RecoveryTest, ASpaceAboveItsTenantsShareGoesOn) {
+  ASSERT_TRUE(Start().ok());
+  Sleeper process;
+  auto engine = Open(process.credentials());
+  ASSERT_NE(engine, nullptr) << opened_;
+  engine->Seal(engine->Lease(3), Keys("k", 3));
+  End();
+  options_.tenant_share = 0.01;
+  ASSERT_TRUE(Start().ok());
+  EXPECT_EQ(Recovery().lost_spaces_size(), 0);
+  EXPECT_EQ(daemon_->Snapshot().spaces.size(), 1);
+  EXPECT_EQ(daemon_->Snapshot().sessions_open, 1);
 }
 
 TEST_F(RecoveryTest, AStartThatFindsWhatItMayNotUseSaysWhy) {
