@@ -9,6 +9,7 @@
 #include <sys/time.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <fstream>
 #include <memory>
@@ -238,6 +239,37 @@ TEST_F(MetricsTlsTest, HostileBytesStopNobody) {
   }
   peers.clear();
   EXPECT_TRUE(Serves("ours", "scraper-ours"));
+}
+
+// OpenSSL reads on by itself while records come that say nothing, here that another key follows.
+TEST_F(MetricsTlsTest, RecordsThatSayNothingStopNobody) {
+  Start("");
+  const UniqueFd socket = Say("");
+  const int few_bytes = 1 << 16;  // on their way
+  setsockopt(socket.get(), SOL_SOCKET, SO_SNDBUF, &few_bytes, sizeof(few_bytes));
+  const std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context(SSL_CTX_new(TLS_client_method()),
+                                                                  &SSL_CTX_free);
+  const std::unique_ptr<SSL, decltype(&SSL_free)> client(SSL_new(context.get()), &SSL_free);
+  SSL_set_fd(client.get(), socket.get());
+  ASSERT_EQ(SSL_connect(client.get()), 1);
+  // They are made beforehand, as that takes as long as to read them.
+  SSL_set_bio(client.get(), BIO_new(BIO_s_mem()), BIO_new(BIO_s_mem()));
+  const char* records = nullptr;
+  long size = 0;
+  while ((size = BIO_get_mem_data(SSL_get_wbio(client.get()), &records)) < 3'000'000) {
+    ASSERT_EQ(SSL_key_update(client.get(), SSL_KEY_UPDATE_NOT_REQUESTED), 1);
+    ASSERT_EQ(SSL_do_handshake(client.get()), 1);
+  }
+  std::atomic<bool> all_said{false};
+  std::thread says([&] {
+    for (long said = 0, got = 0; said < size && got >= 0; said += got)
+      got = send(socket.get(), records + said, static_cast<size_t>(size - said), MSG_NOSIGNAL);
+    all_said = true;
+  });
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(Serves("ours", "", "/health"));
+  EXPECT_FALSE(all_said) << "the others were served once it had said all";
+  server_.reset();
+  says.join();
 }
 
 TEST_F(MetricsTlsTest, NewFilesCountFromTheNextConnectionOn) {
