@@ -14,7 +14,6 @@
 #include <fstream>
 #include <memory>
 #include <random>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
@@ -25,6 +24,7 @@
 #include "proto/support/unique_fd.h"
 #include "server/metrics/metrics_server.h"
 #include "tests/process/raw_peer.h"
+#include "tests/support/certificates.h"
 #include "tests/support/daemon_process.h"
 
 namespace kvpool {
@@ -40,31 +40,18 @@ constexpr auto kNoPatienceEnds = std::chrono::hours(1);
 class MetricsTlsTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (RunProgram({"/bin/sh", "-c", "command -v openssl"}).exit_code != 0) {
+    if (!Certificates::CanBeMade())
       GTEST_SKIP() << "the openssl program, which makes the certificates, is not installed";
-    }
-    const ProgramEnd made = RunProgram({"/bin/sh", "-ec", absl::StrCat("cd ", directory_.path(), R"(
-      new="openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -batch"
-      for ca in ours foreign; do $new -x509 -days 2 -subj /CN=$ca -keyout $ca.key -out $ca.pem; done
-      echo subjectAltName=DNS:localhost,IP:127.0.0.1 > san
-      # Name, authority, days.
-      sign() {
-        $new -subj /CN=$1 -keyout $1.key -out $1.csr
-        openssl x509 -req -days $3 -in $1.csr -CA $2.pem -CAkey $2.key -CAcreateserial -extfile san -out $1.pem
-      }
+    ASSERT_NO_FATAL_FAILURE(certificates_.Make(R"(
+      authorities ours foreign
       for ca in ours foreign; do sign daemon-$ca $ca 2; sign scraper-$ca $ca 2; done
       sign scraper-expired ours -1
       sign daemon-expired ours -1
-      )")});
-    ASSERT_EQ(made.exit_code, 0) << made.output;
+      )"));
     Use("daemon-ours");
   }
-  std::string File(const std::string& name) const { return directory_.path() + "/" + name; }
-  std::string Text(const std::string& name) const {
-    std::stringstream text;
-    text << std::ifstream(File(name)).rdbuf();
-    return text.str();
-  }
+  std::string File(const std::string& name) const { return certificates_.File(name); }
+  std::string Text(const std::string& name) const { return certificates_.Text(name); }
   // The daemon's certificate and key are these from now on.
   void Use(const std::string& identity) const {
     std::ofstream(File("tls.key")) << Text(identity + ".key");
@@ -127,7 +114,7 @@ class MetricsTlsTest : public ::testing::Test {
     return std::string(bytes, static_cast<size_t>(size));
   }
 
-  const TemporaryDirectory directory_;
+  Certificates certificates_;
   ScrapeStats stats_;
   std::unique_ptr<MetricsServer> server_;
 };
