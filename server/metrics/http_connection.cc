@@ -29,7 +29,6 @@ void HttpConnection::FreeTls::operator()(SSL* tls) const { SSL_free(tls); }
 
 void HttpConnection::UseTls(SSL_CTX* context) {
   step_ = Step::kHandshake;
-  ERR_clear_error();
   tls_.reset(SSL_new(context));
   if (tls_ == nullptr || SSL_set_fd(tls_.get(), socket_.get()) != 1) {
     fault_ = absl::ResourceExhaustedError("there is no memory for TLS");
