@@ -36,6 +36,19 @@ using ::testing::StartsWith;
 
 constexpr auto kNoPatienceEnds = std::chrono::hours(1);
 
+// A client after its handshake.
+struct TlsPeer {
+  explicit TlsPeer(UniqueFd fd) : socket(std::move(fd)) {
+    SSL_set_fd(tls.get(), socket.get());
+    EXPECT_EQ(SSL_connect(tls.get()), 1);
+  }
+
+  UniqueFd socket;
+  const std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context{SSL_CTX_new(TLS_client_method()),
+                                                                  &SSL_CTX_free};
+  const std::unique_ptr<SSL, decltype(&SSL_free)> tls{SSL_new(context.get()), &SSL_free};
+};
+
 // Two authorities, "ours" and "foreign", and what they have signed.
 class MetricsTlsTest : public ::testing::Test {
  protected:
@@ -231,21 +244,18 @@ TEST_F(MetricsTlsTest, HostileBytesStopNobody) {
 // OpenSSL reads on by itself while records come that say nothing, here that another key follows.
 TEST_F(MetricsTlsTest, RecordsThatSayNothingStopNobody) {
   Start("");
-  const UniqueFd socket = Say("");
+  const TlsPeer peer(Say(""));
+  const UniqueFd& socket = peer.socket;
+  SSL* const client = peer.tls.get();
   const int few_bytes = 1 << 16;  // on their way
   setsockopt(socket.get(), SOL_SOCKET, SO_SNDBUF, &few_bytes, sizeof(few_bytes));
-  const std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context(SSL_CTX_new(TLS_client_method()),
-                                                                  &SSL_CTX_free);
-  const std::unique_ptr<SSL, decltype(&SSL_free)> client(SSL_new(context.get()), &SSL_free);
-  SSL_set_fd(client.get(), socket.get());
-  ASSERT_EQ(SSL_connect(client.get()), 1);
   // They are made beforehand, as that takes as long as to read them.
-  SSL_set_bio(client.get(), BIO_new(BIO_s_mem()), BIO_new(BIO_s_mem()));
+  SSL_set_bio(client, BIO_new(BIO_s_mem()), BIO_new(BIO_s_mem()));
   const char* records = nullptr;
   long size = 0;
-  while ((size = BIO_get_mem_data(SSL_get_wbio(client.get()), &records)) < 3'000'000) {
-    ASSERT_EQ(SSL_key_update(client.get(), SSL_KEY_UPDATE_NOT_REQUESTED), 1);
-    ASSERT_EQ(SSL_do_handshake(client.get()), 1);
+  while ((size = BIO_get_mem_data(SSL_get_wbio(client), &records)) < 3'000'000) {
+    ASSERT_EQ(SSL_key_update(client, SSL_KEY_UPDATE_NOT_REQUESTED), 1);
+    ASSERT_EQ(SSL_do_handshake(client), 1);
   }
   std::atomic<bool> all_said{false};
   std::thread says([&] {
@@ -257,6 +267,33 @@ TEST_F(MetricsTlsTest, RecordsThatSayNothingStopNobody) {
   EXPECT_FALSE(all_said) << "the others were served once it had said all";
   server_.reset();
   says.join();
+}
+
+// OpenSSL keeps a thread's errors, and looks at them to say what a connection waits for.
+TEST_F(MetricsTlsTest, WhatOneBreaksIsNobodyElses) {
+  signal(SIGPIPE, SIG_IGN);  // This client's.
+  const size_t large = 10 << 20;
+  Start("", kNoPatienceEnds, large);
+  const auto breaks = [this] {
+    const TlsPeer one(Say(""));
+    const std::string no_record(100, 'x');
+    send(one.socket.get(), no_record.data(), no_record.size(), MSG_NOSIGNAL);
+    Rest(one.socket);
+  };
+  const TlsPeer other(Say(""));
+  for (const std::string part : {"GET /metrics ", "HTTP/1.1\r\n", "\r\n"}) {
+    breaks();
+    EXPECT_EQ(SSL_write(other.tls.get(), part.data(), static_cast<int>(part.size())),
+              static_cast<int>(part.size()));
+    // It has been read by the time that others are served, and at last waits for room to write.
+    EXPECT_TRUE(Serves("ours", ""));
+  }
+  breaks();
+  size_t taken = 0;
+  char bytes[4096];
+  for (int size = 0; (size = SSL_read(other.tls.get(), bytes, sizeof(bytes))) > 0;)
+    taken += static_cast<size_t>(size);
+  EXPECT_GT(taken, large);
 }
 
 TEST_F(MetricsTlsTest, NewFilesCountFromTheNextConnectionOn) {
