@@ -116,9 +116,11 @@ main() {
     # Clang's build, which also analyses locks. Tidy checks give the same result with every compiler, and a
     # benchmark of a sanitizer's build means nothing.
     build_and_test asan -LE 'tidy|bench'
-    if [ -x build/asan/bin/step_fuzz ] && [ -x build/asan/bin/attach_fuzz ] && [ -x build/asan/bin/stream_fuzz ]; then
-      say "fuzzing both sockets for a minute"
-      check step_fuzz fuzz step_fuzz & check attach_fuzz fuzz attach_fuzz & check stream_fuzz fuzz stream_fuzz & wait
+    if [ -x build/asan/bin/step_fuzz ] && [ -x build/asan/bin/attach_fuzz ] && [ -x build/asan/bin/stream_fuzz ] &&
+      [ -x build/asan/bin/http_fuzz ]; then
+      say "fuzzing both sockets and the metrics address for a minute"
+      check step_fuzz fuzz step_fuzz & check attach_fuzz fuzz attach_fuzz & check stream_fuzz fuzz stream_fuzz &
+      check http_fuzz fuzz http_fuzz & wait
     else
       not_run fuzzing "the asan build failed"
     fi

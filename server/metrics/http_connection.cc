@@ -29,7 +29,6 @@ void HttpConnection::FreeTls::operator()(SSL* tls) const { SSL_free(tls); }
 
 void HttpConnection::UseTls(SSL_CTX* context) {
   step_ = Step::kHandshake;
-  ERR_clear_error();
   tls_.reset(SSL_new(context));
   if (tls_ == nullptr || SSL_set_fd(tls_.get(), socket_.get()) != 1) {
     fault_ = absl::ResourceExhaustedError("there is no memory for TLS");
@@ -96,7 +95,6 @@ HttpConnection::Next HttpConnection::Handshake() {
   const Next next = AfterTls(result);
   if (next != Next::kOver) return next;
   const unsigned long error = ERR_peek_last_error();
-  ERR_clear_error();
   const long verified = SSL_get_verify_result(tls_.get());
   const char* reason = ERR_reason_error_string(error);
   if (verified != X509_V_OK) {
@@ -150,11 +148,7 @@ HttpConnection::Next HttpConnection::Send() {
     sent_ += static_cast<size_t>(size);
   }
   answer_ = std::string();
-  if (tls_ != nullptr) {
-    ERR_clear_error();
-    SSL_shutdown(tls_.get());  // One that does not fit any more is not worth waiting for.
-    ERR_clear_error();
-  }
+  if (tls_ != nullptr) SSL_shutdown(tls_.get());  // One that does not fit any more is not worth waiting for.
   shutdown(socket_.get(), SHUT_WR);
   return Next::kAnswer;
 }

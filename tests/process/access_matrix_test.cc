@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <sstream>
@@ -32,6 +31,7 @@
 #include "server/rpc/grpc_server.h"
 #include "tests/process/raw_engine.h"
 #include "tests/support/access.h"
+#include "tests/support/certificates.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/memory_device.h"
 
@@ -594,35 +594,24 @@ TEST_F(AccessMatrixTest, EachOperatorCallThatChangesSomethingHasOneLineOfTheAudi
 class AccessMatrixTlsTest : public AccessMatrixTest {
  protected:
   void SetUp() override {
-    if (RunProgram({"/bin/sh", "-c", "command -v openssl"}).exit_code != 0) {
+    if (!Certificates::CanBeMade())
       GTEST_SKIP() << "the openssl program, which makes the certificates, is not installed";
-    }
-    const ProgramEnd made = RunProgram({"/bin/sh", "-ec", absl::StrCat("cd ", directory_.path(), R"(
-      new="openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -batch"
-      for ca in ca other; do $new -x509 -days 2 -subj /CN=$ca -keyout $ca.key -out $ca.pem; done
-      sign() { openssl x509 -req -in $1.csr -CA $2.pem -CAkey $2.key -CAcreateserial -out $1.pem $3 $4 $5 $6; }
-      for name in daemon peer nameless expired foreign; do
-        # The common name is that of a rule, and is no name that counts.
-        $new -subj /CN=peer.example -keyout $name.key -out $name.csr
-      done
-      echo subjectAltName=DNS:localhost,IP:127.0.0.1 > daemon.ext
-      echo subjectAltName=DNS:else.example,URI:spiffe://example/peer,DNS:peer.example > peer.ext
-      sign daemon ca -extfile daemon.ext -days 2
-      sign peer ca -extfile peer.ext -days 2
-      sign nameless ca -days 2
-      sign foreign other -extfile peer.ext -days 2
-      sign expired ca -extfile peer.ext -days -1)")});
-    ASSERT_EQ(made.exit_code, 0) << made.output;
+    ASSERT_NO_FATAL_FAILURE(certificates_.Make(R"(
+      authorities ca other
+      sign daemon ca 2
+      # The common name is that of a rule, and is no name that counts.
+      names=DNS:else.example,URI:spiffe://example/peer,DNS:peer.example
+      sign peer ca 2 $names peer.example
+      sign nameless ca 2 "" peer.example
+      sign foreign other 2 $names peer.example
+      sign expired ca -1 $names peer.example
+      )"));
     Start({.operator_address = "127.0.0.1:0",
            .operator_tls = {
                .certificate = File("daemon.pem"), .key = File("daemon.key"), .client_ca = File("ca.pem")}});
   }
-  std::string File(const std::string& name) const { return directory_.path() + "/" + name; }
-  std::string Text(const std::string& name) const {
-    std::stringstream text;
-    text << std::ifstream(File(name)).rdbuf();
-    return text.str();
-  }
+  std::string File(const std::string& name) const { return certificates_.File(name); }
+  std::string Text(const std::string& name) const { return certificates_.Text(name); }
   std::shared_ptr<grpc::Channel> Connect(const std::string& identity) {
     return grpc::CreateChannel(
         absl::StrCat("127.0.0.1:", server_->operator_port()),
@@ -633,6 +622,8 @@ class AccessMatrixTlsTest : public AccessMatrixTest {
     v1::GetStatsResponse response;
     return v1::Operator::NewStub(Connect(identity))->GetStats(&context, v1::GetStatsRequest(), &response);
   }
+
+  Certificates certificates_;
 };
 
 TEST_F(AccessMatrixTlsTest, BySan) {

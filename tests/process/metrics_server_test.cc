@@ -30,6 +30,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using ::testing::AllOf;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -43,6 +44,21 @@ std::vector<prometheus::MetricFamily> OfOneGauge(double value, size_t help_bytes
   family.metric.emplace_back().gauge.value = value;
   return {family};
 }
+
+// Its gauge is how often it has collected before. The first time waits until it may go on.
+struct HeldCollector {
+  std::vector<prometheus::MetricFamily> Collect() {
+    const int before = collected++;
+    if (before == 0) {
+      begun.set_value();
+      go_on.get_future().wait();
+    }
+    return OfOneGauge(before);
+  }
+
+  std::atomic<int> collected{0};
+  std::promise<void> begun, go_on;
+};
 
 class MetricsServerTest : public ::testing::Test {
  protected:
@@ -106,11 +122,12 @@ TEST_F(MetricsServerTest, ServesTwoPagesByGetAlone) {
                     HasSubstr("\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"),
                     HasSubstr("\r\nContent-Length: 51\r\n"), HasSubstr("\r\n\r\n# HELP gauge hhhhhhhhhh\n"),
                     HasSubstr("\ngauge 7\n")));
-  for (const char* const target : {"/metrics?name=gauge", "/metrics?a=b?c", "http://host:9400/metrics"})
+  for (const char* const target : {"/metrics?name=gauge", "/metrics?a=b?c~", "http://host:9400/metrics"})
     EXPECT_THAT(Get(target), AllOf(StartsWith("HTTP/1.1 200 OK\r\n"), HasSubstr("\ngauge 7\n"))) << target;
   EXPECT_THAT(Ask("\r\nGET /health HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
   EXPECT_THAT(Ask("GET /health HTTP/1.0\r\n\r\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
-  for (const char* const path : {"/", "/metrics/", "/metrics2", "//metrics", "/healthz", "*"})
+  for (const char* const path : {"/", "/metrics/", "/metrics2", "//metrics", "/healthz", "*", "at/metrics",
+                                 "/at://host/metrics", "http://host"})
     EXPECT_THAT(Get(path), StartsWith("HTTP/1.1 404 Not Found\r\n")) << path;
   for (const char* const method : {"POST", "HEAD", "PUT", "DELETE", "OPTIONS", "BREW"}) {
     for (const char* const path : {"/metrics", "/health"}) {
@@ -119,6 +136,7 @@ TEST_F(MetricsServerTest, ServesTwoPagesByGetAlone) {
           << method << path;
     }
   }
+  EXPECT_THAT(Ask("HEAD /metrics HTTP/1.1\r\n\r\n"), EndsWith("\r\n\r\n"));
   for (const char* const line : {"GET /metrics", "GET /metrics HTTP/2.0", "GET  HTTP/1.1",
                                  " /metrics HTTP/1.1", "GET /metrics\r HTTP/1.1", "GET /a b HTTP/1.1", ""})
     EXPECT_THAT(Ask(absl::StrCat(line, "\r\n\r\n")), StartsWith("HTTP/1.1 400 Bad Request\r\n")) << line;
@@ -218,57 +236,35 @@ TEST_F(MetricsServerTest, DescriptorsAboveTheCeilingAreOthers) {
 
 // What scrapes cost does not grow with their number.
 TEST_F(MetricsServerTest, ScrapesThatWaitShareOneAndAProbeWaitsForNone) {
-  std::atomic<int> collected{0};
-  std::promise<void> begun, go_on;
-  const std::shared_future<void> may = go_on.get_future().share();
-  StartWith(
-      [&, may] {
-        const int before = collected++;
-        if (before == 0) {
-          begun.set_value();
-          may.wait();
-        }
-        return OfOneGauge(before);
-      },
-      kNoPatienceEnds);
+  HeldCollector collector;
+  StartWith([&] { return collector.Collect(); }, kNoPatienceEnds);
   const std::string request = "GET /metrics HTTP/1.1\r\n\r\n";
   const UniqueFd first = Say(request);
-  begun.get_future().wait();
+  collector.begun.get_future().wait();
   std::vector<UniqueFd> later;
   for (int i = 0; i < 20; ++i) later.push_back(Say(request));
   // One that gives up takes nobody's place.
   later.pop_back();
   EXPECT_THAT(Get("/health"), HasSubstr("serving"));
-  go_on.set_value();
+  collector.go_on.set_value();
   EXPECT_THAT(Rest(first), HasSubstr("\ngauge 0\n"));
   // They came after it had begun.
   for (const UniqueFd& peer : later) EXPECT_THAT(Rest(peer), HasSubstr("\ngauge 1\n"));
-  EXPECT_EQ(collected, 2);
+  EXPECT_EQ(collector.collected, 2);
 }
 
 // All who wait for a text are gone before it is there: it is too old for who came meanwhile.
 TEST_F(MetricsServerTest, ATextIsForThoseWhoAskedBefore) {
-  std::atomic<int> collected{0};
-  std::promise<void> begun, go_on;
-  const std::shared_future<void> may = go_on.get_future().share();
-  StartWith(
-      [&, may] {
-        const int before = collected++;
-        if (before == 0) {
-          begun.set_value();
-          may.wait();
-        }
-        return OfOneGauge(before);
-      },
-      kNoPatienceEnds, {.max_connections = 1});
+  HeldCollector collector;
+  StartWith([&] { return collector.Collect(); }, kNoPatienceEnds, {.max_connections = 1});
   const std::string request = "GET /metrics HTTP/1.1\r\n\r\n";
   const UniqueFd first = Say(request);
-  begun.get_future().wait();
+  collector.begun.get_future().wait();
   const UniqueFd second = Say(request);
   EXPECT_TRUE(Refused("displaced", 1));
   // The server reads its request meanwhile. Where it is slower, this shows nothing.
   std::this_thread::sleep_for(milliseconds(50));
-  go_on.set_value();
+  collector.go_on.set_value();
   EXPECT_THAT(Rest(second), HasSubstr("\ngauge 1\n"));
 }
 

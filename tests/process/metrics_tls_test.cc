@@ -9,11 +9,11 @@
 #include <sys/time.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <fstream>
 #include <memory>
 #include <random>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
@@ -24,6 +24,7 @@
 #include "proto/support/unique_fd.h"
 #include "server/metrics/metrics_server.h"
 #include "tests/process/raw_peer.h"
+#include "tests/support/certificates.h"
 #include "tests/support/daemon_process.h"
 
 namespace kvpool {
@@ -35,35 +36,35 @@ using ::testing::StartsWith;
 
 constexpr auto kNoPatienceEnds = std::chrono::hours(1);
 
+// A client after its handshake.
+struct TlsPeer {
+  explicit TlsPeer(UniqueFd fd) : socket(std::move(fd)) {
+    SSL_set_fd(tls.get(), socket.get());
+    EXPECT_EQ(SSL_connect(tls.get()), 1);
+  }
+
+  UniqueFd socket;
+  const std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context{SSL_CTX_new(TLS_client_method()),
+                                                                  &SSL_CTX_free};
+  const std::unique_ptr<SSL, decltype(&SSL_free)> tls{SSL_new(context.get()), &SSL_free};
+};
+
 // Two authorities, "ours" and "foreign", and what they have signed.
 class MetricsTlsTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (RunProgram({"/bin/sh", "-c", "command -v openssl"}).exit_code != 0) {
+    if (!Certificates::CanBeMade())
       GTEST_SKIP() << "the openssl program, which makes the certificates, is not installed";
-    }
-    const ProgramEnd made = RunProgram({"/bin/sh", "-ec", absl::StrCat("cd ", directory_.path(), R"(
-      new="openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -batch"
-      for ca in ours foreign; do $new -x509 -days 2 -subj /CN=$ca -keyout $ca.key -out $ca.pem; done
-      echo subjectAltName=DNS:localhost,IP:127.0.0.1 > san
-      # Name, authority, days.
-      sign() {
-        $new -subj /CN=$1 -keyout $1.key -out $1.csr
-        openssl x509 -req -days $3 -in $1.csr -CA $2.pem -CAkey $2.key -CAcreateserial -extfile san -out $1.pem
-      }
+    ASSERT_NO_FATAL_FAILURE(certificates_.Make(R"(
+      authorities ours foreign
       for ca in ours foreign; do sign daemon-$ca $ca 2; sign scraper-$ca $ca 2; done
       sign scraper-expired ours -1
       sign daemon-expired ours -1
-      )")});
-    ASSERT_EQ(made.exit_code, 0) << made.output;
+      )"));
     Use("daemon-ours");
   }
-  std::string File(const std::string& name) const { return directory_.path() + "/" + name; }
-  std::string Text(const std::string& name) const {
-    std::stringstream text;
-    text << std::ifstream(File(name)).rdbuf();
-    return text.str();
-  }
+  std::string File(const std::string& name) const { return certificates_.File(name); }
+  std::string Text(const std::string& name) const { return certificates_.Text(name); }
   // The daemon's certificate and key are these from now on.
   void Use(const std::string& identity) const {
     std::ofstream(File("tls.key")) << Text(identity + ".key");
@@ -126,7 +127,7 @@ class MetricsTlsTest : public ::testing::Test {
     return std::string(bytes, static_cast<size_t>(size));
   }
 
-  const TemporaryDirectory directory_;
+  Certificates certificates_;
   ScrapeStats stats_;
   std::unique_ptr<MetricsServer> server_;
 };
@@ -238,6 +239,61 @@ TEST_F(MetricsTlsTest, HostileBytesStopNobody) {
   }
   peers.clear();
   EXPECT_TRUE(Serves("ours", "scraper-ours"));
+}
+
+// OpenSSL reads on by itself while records come that say nothing, here that another key follows.
+TEST_F(MetricsTlsTest, RecordsThatSayNothingStopNobody) {
+  Start("");
+  const TlsPeer peer(Say(""));
+  const UniqueFd& socket = peer.socket;
+  SSL* const client = peer.tls.get();
+  const int few_bytes = 1 << 16;  // on their way
+  setsockopt(socket.get(), SOL_SOCKET, SO_SNDBUF, &few_bytes, sizeof(few_bytes));
+  // They are made beforehand, as that takes as long as to read them.
+  SSL_set_bio(client, BIO_new(BIO_s_mem()), BIO_new(BIO_s_mem()));
+  const char* records = nullptr;
+  long size = 0;
+  while ((size = BIO_get_mem_data(SSL_get_wbio(client), &records)) < 3'000'000) {
+    ASSERT_EQ(SSL_key_update(client, SSL_KEY_UPDATE_NOT_REQUESTED), 1);
+    ASSERT_EQ(SSL_do_handshake(client), 1);
+  }
+  std::atomic<bool> all_said{false};
+  std::thread says([&] {
+    for (long said = 0, got = 0; said < size && got >= 0; said += got)
+      got = send(socket.get(), records + said, static_cast<size_t>(size - said), MSG_NOSIGNAL);
+    all_said = true;
+  });
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(Serves("ours", "", "/health"));
+  EXPECT_FALSE(all_said) << "the others were served once it had said all";
+  server_.reset();
+  says.join();
+}
+
+// OpenSSL keeps a thread's errors, and looks at them to say what a connection waits for.
+TEST_F(MetricsTlsTest, WhatOneBreaksIsNobodyElses) {
+  signal(SIGPIPE, SIG_IGN);  // This client's.
+  const size_t large = 10 << 20;
+  Start("", kNoPatienceEnds, large);
+  const auto breaks = [this] {
+    const TlsPeer one(Say(""));
+    const std::string no_record(100, 'x');
+    send(one.socket.get(), no_record.data(), no_record.size(), MSG_NOSIGNAL);
+    Rest(one.socket);
+  };
+  const TlsPeer other(Say(""));
+  for (const std::string part : {"GET /metrics ", "HTTP/1.1\r\n", "\r\n"}) {
+    breaks();
+    EXPECT_EQ(SSL_write(other.tls.get(), part.data(), static_cast<int>(part.size())),
+              static_cast<int>(part.size()));
+    // It has been read by the time that others are served, and at last waits for room to write.
+    EXPECT_TRUE(Serves("ours", ""));
+  }
+  breaks();
+  size_t taken = 0;
+  char bytes[4096];
+  for (int size = 0; (size = SSL_read(other.tls.get(), bytes, sizeof(bytes))) > 0;)
+    taken += static_cast<size_t>(size);
+  EXPECT_GT(taken, large);
 }
 
 TEST_F(MetricsTlsTest, NewFilesCountFromTheNextConnectionOn) {

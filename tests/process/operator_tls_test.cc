@@ -10,7 +10,6 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -20,6 +19,7 @@
 #include "absl/strings/str_split.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "tests/process/raw_engine.h"
+#include "tests/support/certificates.h"
 #include "tests/support/daemon_process.h"
 
 namespace kvpool {
@@ -37,26 +37,17 @@ constexpr char kRefused[] = "operator certificates refused";
 class OperatorTlsTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (RunProgram({"/bin/sh", "-c", "command -v openssl"}).exit_code != 0) {
+    if (!Certificates::CanBeMade())
       GTEST_SKIP() << "the openssl program, which makes the certificates, is not installed";
-    }
-    const ProgramEnd made = RunProgram({"/bin/sh", "-ec", absl::StrCat("cd ", directory_.path(), R"(
-      new="openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -batch"
-      for ca in old new foreign; do $new -x509 -days 2 -subj /CN=$ca -keyout $ca.key -out $ca.pem; done
-      echo subjectAltName=DNS:localhost,IP:127.0.0.1 > san
-      # Name, authority, days.
-      sign() {
-        $new -subj /CN=$1 -keyout $1.key -out $1.csr
-        openssl x509 -req -days $3 -in $1.csr -CA $2.pem -CAkey $2.key -CAcreateserial -extfile san -out $1.pem
-      }
+    ASSERT_NO_FATAL_FAILURE(certificates_.Make(R"(
+      authorities old new foreign
       for ca in old new foreign; do sign operator-$ca $ca 2; sign daemon-$ca $ca 2; done
       sign operator-expired new -1
       sign successor-old old 2
       mkdir mount
       for file in ca.pem daemon.pem daemon.key; do ln -s ..data/$file mount/$file; done
       printf '[operators]\nsan = localhost\nrole = operator\n[local]\nuid = *\nrole = engine\ntenant = *\n' > access
-      )")});
-    ASSERT_EQ(made.exit_code, 0) << made.output;
+      )"));
     Mount("old");
     Start(Flags());
   }
@@ -71,12 +62,8 @@ class OperatorTlsTest : public ::testing::Test {
             "--operator-tls-key=" + File("mount/daemon.key"), "--operator-tls-ca=" + File("mount/ca.pem")};
   }
 
-  std::string File(const std::string& name) const { return directory_.path() + "/" + name; }
-  std::string Text(const std::string& name) const {
-    std::stringstream text;
-    text << std::ifstream(File(name)).rdbuf();
-    return text.str();
-  }
+  std::string File(const std::string& name) const { return certificates_.File(name); }
+  std::string Text(const std::string& name) const { return certificates_.Text(name); }
   // Swaps the files for those of a generation, all at once.
   void Mount(const std::string& generation) const {
     const std::string folder = File("mount/.." + generation);
@@ -144,7 +131,7 @@ class OperatorTlsTest : public ::testing::Test {
     return "";
   }
 
-  const TemporaryDirectory directory_;
+  Certificates certificates_;
   std::unique_ptr<DaemonProcess> daemon_;
 };
 

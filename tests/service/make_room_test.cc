@@ -1,4 +1,5 @@
 // Who pays when the device is full: idle spaces, and tenants above their share.
+#include <cstddef>
 #include <set>
 #include <string>
 #include <utility>
@@ -10,7 +11,18 @@
 namespace kvpool {
 namespace {
 
-using MakeRoomTest = GrowthTest;
+class MakeRoomTest : public GrowthTest {
+ protected:
+  void SetPriority(size_t space, v1::PriorityClass priority) {
+    v1::SetShareRequest request;
+    request.set_space(Space(space).space);
+    request.set_keep_guaranteed(true);
+    request.set_priority_class(priority);
+    v1::SetShareResponse response;
+    const absl::Status set = daemon_->SetShare(request, &response);
+    EXPECT_TRUE(set.ok()) << set;
+  }
+};
 
 TEST_F(MakeRoomTest, IdleSpacesMakeRoomOldestFirst) {
   StartDaemon(2);
@@ -118,6 +130,57 @@ TEST_F(MakeRoomTest, ATenantAboveItsShareGrowsWhereNobodyElseWants) {
   greedy->Lease(45);
   daemon_->HousekeepOnce();
   EXPECT_EQ(Space(1).slabs, 4);
+}
+
+// What spaces of other classes have is not shared with it: here most of the device.
+TEST_F(MakeRoomTest, TheLastSlabIsNotForATenantAboveItsShareOfTheClass) {
+  StartDaemon(11);
+  const auto request = [this](const std::string& tenant, uint32_t guaranteed) {
+    v1::OpenSession open = OpenRequest();
+    open.set_tenant(tenant);
+    open.set_guaranteed_blocks(guaranteed);
+    return open;
+  };
+  const auto batch = OpenEngine(request("a_batch", 90), "batch");  // Six slabs.
+  SetPriority(0, v1::PRIORITY_CLASS_BATCH);
+  const auto greedy = OpenEngine(request("b_greedy", 40), "greedy");  // Three.
+  const auto modest = OpenEngine(request("modest", 0), "modest");
+  greedy->Lease(45);
+  modest->Lease(13);
+  daemon_->HousekeepOnce();
+  Settle({batch.get(), greedy.get(), modest.get()});
+  EXPECT_EQ(Space(1).slabs, 3);
+  EXPECT_EQ(Space(2).slabs, 2);
+}
+
+TEST_F(MakeRoomTest, AnIdleSpaceMakesNoRoomOnAnotherDevice) {
+  StartDaemon(1, /*devices=*/2);
+  const auto request = [this](const std::string& model, const std::string& device) {
+    v1::OpenSession open = OpenRequest(model);
+    open.add_device_uuids(device);
+    return open;
+  };
+  const auto idle = OpenEngine(request("idle", "mem0"));
+  idle->Seal(idle->Lease(1), Keys("kept", 1));
+  idle->Die();
+  const auto busy = OpenEngine(request("busy", "mem1"));
+  EXPECT_EQ(Attach()->Open(request("new", "mem1")).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(OpenEngine(request("idle", "mem0"))->Match(Keys("kept", 1)).tokens(), 16);
+}
+
+TEST_F(MakeRoomTest, AnIdleSpaceMakesRoomForALowerClassThatIsPromisedSome) {
+  StartDaemon(1);
+  const auto idle = OpenEngine(OpenRequest("idle"));
+  idle->Seal(idle->Lease(1), Keys("kept", 1));
+  SetPriority(0, v1::PRIORITY_CLASS_INTERACTIVE);
+  idle->Die();
+  v1::OpenSession request = OpenRequest("new");
+  EXPECT_EQ(Attach()->Open(request).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(Space().pool.sealed, 1);
+  request.set_guaranteed_blocks(10);
+  const absl::Status promised = Attach()->Open(request);
+  EXPECT_TRUE(promised.ok()) << promised;
+  EXPECT_EQ(Space().pool.sealed, 0) << "of another space";
 }
 
 // Engines of a tenant that keep its space open can't take what others open theirs with.
