@@ -218,6 +218,7 @@ GiveBack::Next GiveBack::Step(Turn& turn, std::vector<Copy>* copies, std::vector
     begun_ = false;
     return Next::kDone;
   }
+  if (places_ == Places::kNotKept && turn.now >= places_again_ms_) places_ = Places::kUnknown;
   // A slab on its way to members is not to be overtaken.
   if (!growth_.all_entered() || slabs() < 2 || !sessions_.Keepers().empty()) return Wait(turn);
   const bool is_last = leaves_.end == growth_.slabs().back().end_block();

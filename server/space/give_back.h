@@ -121,9 +121,12 @@ class GiveBack {
     --destroying;
   }
   // From now on the next daemon finds slabs where they are, though others were given back that lay in front of them. False: it
-  // can't, and only the last slab may go.
+  // can't, and only the last slab may go until that is tried again.
   bool keeps_places() const { return places_ == Places::kKept; }
-  void OnPlaces(bool kept) { places_ = kept ? Places::kKept : Places::kNotKept; }
+  void OnPlaces(bool kept, uint64_t now) {
+    places_ = kept ? Places::kKept : Places::kNotKept;
+    places_again_ms_ = now + kPlacesAgainMs;
+  }
   // The space needs memory itself: what was withheld is put back, a slice at a time. True: there is more. REQUIRES: no slab
   // is leaving.
   bool Cancel();
@@ -219,7 +222,10 @@ class GiveBack {
   ContentChecks& checks_;
 
   enum class Places : uint8_t { kUnknown, kKept, kNotKept };
+  // What keeps them from being kept may be over by then: a keeper that has no room, or a moment without descriptors.
+  static constexpr uint64_t kPlacesAgainMs = 10'000;
   Places places_ = Places::kUnknown;
+  uint64_t places_again_ms_ = 0;
   bool begun_ =
       false;  // Ask was called, and Step has not said kDone since: what was vacated may have to be put back.
   uint32_t keep_slabs_ = UINT32_MAX;  // So many are to be left. UINT32_MAX: nobody asks.

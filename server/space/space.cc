@@ -264,10 +264,10 @@ absl::Status Space::MakeSlab(Settlement* settlement) {
             absl::StrCat("space ", facts.id, " has all of its ", has, " blocks"));
       }
       const Growth::Place next = growth.NextPlace();
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "space ", facts.id, " may have ", growth.max_blocks() - has,
-          " more blocks, and the slab that it gave back from block ", next.first_block, " on has ",
-          next.room_blocks));
+      return absl::ResourceExhaustedError(
+          absl::StrCat("space ", facts.id, " may have ", growth.max_blocks() - has,
+                       " more blocks, and the slab that it gave back from block ", next.first_block,
+                       " on has ", next.room_blocks));
     }
     made = growth.made_blocks();
     place = growth.NextPlace();
@@ -347,7 +347,7 @@ GiveBack::Next Space::GiveBackStep(Settlement* settlement) {
     const absl::Status kept = KeepPlaces();
     if (!kept.ok()) LogWarning("space gives its last slab alone", {{"space", facts.id}, {"error", kept}});
     SpaceLock lock(*this);
-    state.give_back.OnPlaces(kept.ok());
+    state.give_back.OnPlaces(kept.ok(), clock_->NowMs());
     return GiveBack::Next::kGoOn;
   }
   if (next == GiveBack::Next::kCopy) {

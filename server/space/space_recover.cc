@@ -136,7 +136,7 @@ RecoveredPool Space::Recover(Inheritance inheritance, std::vector<std::shared_pt
     }
   }
   const RecoveredPool found = state.pool.Recover(turn.now, there);
-  if (places_ != nullptr) state.give_back.OnPlaces(true);
+  if (places_ != nullptr) state.give_back.OnPlaces(true, NowMs());
   state.growth.Adopt(std::move(inheritance.rows), turn.now);
   for (Resumable& old : inheritance.sessions) {
     if (WhyLost why = Resume(turn, found, &old); !why.lost()) {
