@@ -52,6 +52,12 @@ void AccessLedger::GiveBack(const std::string& rule, uint32_t guaranteed_blocks)
   if (--found->second.sessions == 0) taken_.erase(found);
 }
 
+uint64_t AccessLedger::guaranteed_blocks(const std::string& rule) {
+  MutexLock lock(&mu_);
+  const auto found = taken_.find(rule);
+  return found == taken_.end() ? 0 : found->second.guaranteed_blocks;
+}
+
 void SessionShare::GiveBack() {
   if (const auto ledger = std::exchange(ledger_, nullptr)) ledger->GiveBack(rule_, guaranteed_blocks_);
 }
@@ -127,6 +133,14 @@ absl::StatusOr<SessionShare> AccessControl::TakeSession(const AccessRule& rule,
                                                         uint32_t guaranteed_blocks) const {
   RETURN_IF_ERROR(ledger_->Take(rule, guaranteed_blocks));
   return SessionShare(ledger_, rule.name, guaranteed_blocks);
+}
+
+uint32_t AccessControl::MayBeGuaranteed(const AccessRule& rule, uint32_t guaranteed_blocks) const {
+  const uint64_t limit = rule.limits.guaranteed_blocks, held = rule.limits.held_blocks;
+  if (limit == kNoAccessLimit) return static_cast<uint32_t>(held);
+  // Sessions of an earlier daemon count whatever the limit is.
+  const uint64_t taken = ledger_->guaranteed_blocks(rule.name);
+  return static_cast<uint32_t>(std::min(limit - std::min(limit, taken) + guaranteed_blocks, held));
 }
 
 SessionShare AccessControl::CountSession(const AccessRule& rule, uint32_t guaranteed_blocks) const {

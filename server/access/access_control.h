@@ -26,6 +26,7 @@ class AccessLedger {
   // Whatever the limits are.
   void Count(const std::string& rule, uint32_t guaranteed_blocks);
   void GiveBack(const std::string& rule, uint32_t guaranteed_blocks);
+  uint64_t guaranteed_blocks(const std::string& rule);
 
  private:
   struct Taken {
@@ -88,7 +89,9 @@ class AccessControl {
   std::shared_ptr<const AccessRule> RuleNamed(absl::string_view name) const ABSL_LOCKS_EXCLUDED(mu_);
   // Takes what a session of the rule needs. RESOURCE_EXHAUSTED names rule, limit, and what is taken.
   absl::StatusOr<SessionShare> TakeSession(const AccessRule& rule, uint32_t guaranteed_blocks) const;
-  // The same for a session that is open already: it goes on whatever the limits are, and counts.
+  // The most that the guarantee of a session could be, whose share with this guarantee was taken: kNoAccessLimit: there is no limit.
+  uint32_t MayBeGuaranteed(const AccessRule& rule, uint32_t guaranteed_blocks) const;
+  // The share of a session that is open already: it goes on whatever the limits are, and counts.
   SessionShare CountSession(const AccessRule& rule, uint32_t guaranteed_blocks) const;
   // The rule's pace, as the policy in force has it at any time. It lives as long as this object.
   VerbPace* PaceOf(const AccessRule& rule) const ABSL_LOCKS_EXCLUDED(mu_);

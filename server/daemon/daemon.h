@@ -255,10 +255,10 @@ class Daemon final : private SpaceOwner {
   // The rule by which the process is an engine.
   absl::StatusOr<std::shared_ptr<const AccessRule>> AdmitEngine(const PeerCredentials& credentials,
                                                                 absl::string_view what) const;
-  // Makes slabs where some were given back, for a member that takes no holes, with memory of spaces of no higher class. REQUIRES: no hole comes about meanwhile.
-  // RESOURCE_EXHAUSTED: there is no memory for them.
-  absl::Status FillHoles(const std::shared_ptr<Space>& space, v1::PriorityClass most_class,
-                         const std::atomic<bool>* given_up);
+  // Makes slabs where some were given back, for the first member of a session, which takes no holes. Spaces of any class give up to
+  // what the session is guaranteed, those of its own up to what its rule would let it be, and lower ones whatever they can spare.
+  // REQUIRES: no hole comes about meanwhile. RESOURCE_EXHAUSTED: there is no memory for them.
+  absl::Status FillHoles(const Session& session, const AccessRule& rule, const std::atomic<bool>* given_up);
   // Enters the session in its space, making the slabs that its guarantee needs.
   absl::Status Admit(Session* session, const std::atomic<bool>* given_up);
   // The same. `waits_since_ms` is set when it asks other spaces for memory.

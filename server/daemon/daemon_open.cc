@@ -132,6 +132,37 @@ v1::PriorityClass MostClassOf(const Session& session) {
   return session.terms.guaranteed_blocks > 0 ? v1::PriorityClass_MAX : session.space->priority();
 }
 
+// What is to be filled for a session.
+struct Holes {
+  uint32_t blocks = 0;
+  uint32_t may_be_guaranteed = 0;  // What its rule would let it be guaranteed.
+};
+
+// Others have the memory that was in the holes by now. To fill them takes as much of it as a guarantee would bring, in whole slabs, and
+// no more.
+v1::PriorityClass MostClassFor(const Holes& holes, const Session& session) {
+  const SpaceGeometry& geometry = session.space->facts.geometry;
+  const uint64_t slab = std::max(1u, geometry.blocks_in(geometry.slab_bytes));
+  const auto brings = [slab](uint64_t blocks) { return (blocks + slab - 1) / slab * slab; };
+  const v1::PriorityClass own = session.space->priority();
+  if (holes.blocks <= brings(session.terms.guaranteed_blocks)) return v1::PriorityClass_MAX;
+  if (holes.blocks <= brings(holes.may_be_guaranteed)) return own;
+  return static_cast<v1::PriorityClass>(own - 1);  // No space is below the lowest one.
+}
+
+// The reason for it, behind others.
+std::string WhoGivesNothingFor(const Holes& holes, v1::PriorityClass most_class, const Session& session) {
+  if (most_class == v1::PriorityClass_MAX) return "";
+  const v1::PriorityClass own = session.space->priority();
+  return absl::StrCat(
+      "; for its ", holes.blocks, " blocks, more than guaranteed_blocks, ", session.terms.guaranteed_blocks,
+      ", no space of a class above ", PriorityClassName(own), " gives",
+      most_class < own
+          ? absl::StrCat("; nor does one of this class, as they are more than that may be by its rule, ",
+                         holes.may_be_guaranteed)
+          : "");
+}
+
 absl::Status CheckPriority(const AccessRule& rule, const v1::OpenSession& request) {
   if (request.priority_class() <= rule.limits.priority) return absl::OkStatus();
   return absl::PermissionDeniedError(
@@ -282,8 +313,9 @@ absl::StatusOr<std::unique_ptr<MemberLog>> Daemon::KeepMember(const Session& ses
   return log;
 }
 
-absl::Status Daemon::FillHoles(const std::shared_ptr<Space>& space, v1::PriorityClass most_class,
+absl::Status Daemon::FillHoles(const Session& session, const AccessRule& rule,
                                const std::atomic<bool>* given_up) {
+  const std::shared_ptr<Space>& space = session.space;
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(options_.give_back_ms);
   const SpaceFacts& facts = space->facts;
   {
@@ -294,7 +326,9 @@ absl::Status Daemon::FillHoles(const std::shared_ptr<Space>& space, v1::Priority
   while (true) {
     absl::Status made = absl::ResourceExhaustedError("others have yet to map or unmap a slab");
     bool asks = false, leaving = false, fills = false, complete = false;
+    Holes holes{.may_be_guaranteed = options_.access->MayBeGuaranteed(rule, session.terms.guaranteed_blocks)};
     uint64_t lacking = 0;  // Bytes on each rank.
+    v1::PriorityClass most_class = v1::PRIORITY_CLASS_UNSPECIFIED;
     {
       Settlement settlement(*space);
       MutexLock growth(&space->growth_mu);
@@ -306,8 +340,10 @@ absl::Status Daemon::FillHoles(const std::shared_ptr<Space>& space, v1::Priority
         leaving = slabs.leaving().has_value();
         fills = !leaving && slabs.has_hole();
         complete = slabs.complete();
-        lacking = uint64_t{slabs.hole_blocks()} * facts.geometry.block_stride_bytes;
+        holes.blocks = slabs.hole_blocks();
       }
+      lacking = uint64_t{holes.blocks} * facts.geometry.block_stride_bytes;
+      most_class = MostClassFor(holes, session);
       if (fills) {
         const uint64_t closed = registry_->spaces_closed();
         made = space->MakeSlab(&settlement);
@@ -333,7 +369,7 @@ absl::Status Daemon::FillHoles(const std::shared_ptr<Space>& space, v1::Priority
     return absl::ResourceExhaustedError(absl::StrCat(
         "the engine takes no holes (hello.holes), and space ", facts.id,
         " has given back slabs in front of others, which can't be made anew: ", std::string(made.message()),
-        asks ? WhoKeepsWhat(*space) : ""));
+        asks ? WhoGivesNothingFor(holes, most_class, session) + WhoKeepsWhat(*space) : ""));
   }
 }
 
@@ -490,7 +526,7 @@ absl::Status Daemon::OpenSession(const v1::OpenSession& request, v1::OpenSession
   std::optional<NoHoles> no_holes;
   if (!claim->holes) {
     no_holes.emplace(space.get());
-    RETURN_IF_ERROR(FillHoles(space, MostClassOf(*session), given_up));
+    RETURN_IF_ERROR(FillHoles(*session, *rule, given_up));
   }
   // Slabs that were made for it stay, and are announced, even if this session does not come about.
   RETURN_IF_ERROR(Admit(session.get(), given_up));
