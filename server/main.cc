@@ -65,6 +65,9 @@ int main(int argc, char** argv) {
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   if (const std::optional<kvpool::WitnessPart> part = kvpool::TakeWitnessPart())
     return kvpool::BearWitness(*part);
+  // One that comes before somebody waits for it is seen then, by the daemon or its keeper, instead of ending it.
+  const sigset_t reloads = SetOf({SIGHUP});
+  pthread_sigmask(SIG_BLOCK, &reloads, nullptr);
   const absl::StatusOr<kvpool::Settings> settings = kvpool::ParseSettings({argv + 1, argv + argc});
   if (!settings.ok()) return Fail(settings.status());
   if (!settings->reply.empty()) {

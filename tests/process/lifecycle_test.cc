@@ -209,6 +209,48 @@ TEST(LifecycleTest, RulesOfAccessAreReadAgainOnSighup) {
   EXPECT_EQ((*daemon)->Stop(), 0);
 }
 
+// The only child of this process, whichever thread has started it; 0: there is none.
+pid_t OnlyChild() {
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream children(thread.path() / "children");
+    if (pid_t child = 0; children >> child) return child;
+  }
+  return 0;
+}
+
+// As after `systemctl restart`, where the manager knows of no moment from which on a process wants to hear of it.
+TEST(LifecycleTest, AReloadThatComesAtTheStartEndsNothing) {
+  signal(SIGPIPE, SIG_IGN);
+  for (const std::string keeper : {"off", "on"}) {
+    SCOPED_TRACE(keeper);
+    const TemporaryDirectory directory;
+    const std::string config = directory.path() + "/kvpoold.conf";
+    ASSERT_EQ(mkfifo(config.c_str(), 0600), 0);
+    absl::StatusOr<std::unique_ptr<DaemonProcess>> daemon = absl::UnknownError("");
+    std::atomic<bool> started{false};
+    std::thread start([&] {
+      daemon = DaemonProcess::Start(
+          {.directory = directory.path(), .flags = {"--config=" + config, "--keeper=" + keeper}});
+      started = true;
+    });
+    // Whoever has it open reads its settings, and does nothing else before it has them: the keeper first, and the daemon that it starts.
+    while (!started) {
+      const UniqueFd file(open(config.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+      if (!file.valid()) {
+        std::this_thread::yield();
+        continue;
+      }
+      if (const pid_t child = OnlyChild(); child > 0) kill(child, SIGHUP);
+      (void)!write(file.get(), "# None.\n", 8);
+    }
+    start.join();
+    ASSERT_TRUE(daemon.ok()) << daemon.status();
+    // It is not forgotten either.
+    EXPECT_TRUE(Logs(**daemon, "SIGHUP, and no --access to read again", 1)) << (*daemon)->Log();
+    EXPECT_EQ((*daemon)->Stop(), 0);
+  }
+}
+
 // The kernel's word for it: a process of another user, whom the socket's group lets in.
 TEST(LifecycleTest, AnotherUserIsRefusedUnlessARuleNamesHim) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can run a process as another user";
