@@ -556,12 +556,17 @@ std::vector<Daemon::Standing> Daemon::Standings(const std::vector<std::shared_pt
   const WeightedShares shares(spaces, *budget_);
   std::map<size_t, v1::PriorityClass> of_those_below;  // The highest class of one that is on the device.
   for (size_t i = 0; i < spaces.size(); ++i) {
-    const Space& space = *spaces[i];
+    Space& space = *spaces[i];
     const std::vector<size_t>& devices = space.facts.rank_devices;
     const v1::PriorityClass priority = space.priority();
     standings[i].weighted = shares.given(devices, priority);
     standings[i].below = standings[i].weighted &&
                          shares.Within(space, space.slab_bytes() + space.facts.geometry.slab_bytes, devices);
+    if (standings[i].below) {
+      // One that is as large as it may be has no use for more, whatever its part is.
+      SpaceLock lock(space);
+      standings[i].below = !space.state.growth.complete();
+    }
     if (!standings[i].below) continue;
     standings[i].elsewhere = true;
     for (const size_t device : devices) of_those_below[device] = std::max(of_those_below[device], priority);
