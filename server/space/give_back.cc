@@ -422,6 +422,22 @@ std::string GiveBack::Obstacle(const SlabHolders& holders) const {
   }
   why = sessions_.Keepers();
   if (asking > 0) why.push_back("it waits for memory itself");
+  // What they did not unmap is the space's again, and nothing else tells of it.
+  std::vector<std::string> late;
+  size_t more = 0;
+  for (const Session* session : sessions_) {
+    if (!late_sessions_.contains(session->terms.id)) continue;
+    if (late.size() == SlabHolders::kMostNamed) {
+      ++more;
+      continue;
+    }
+    late.push_back(absl::StrCat("session ", session->terms.id, " (", session->terms.client_name, ")"));
+  }
+  if (!late.empty()) {
+    why.push_back(absl::StrCat(absl::StrJoin(late, ", "),
+                               more > 0 ? absl::StrCat(" and ", more, " more") : "",
+                               " did not answer in time when memory was last asked for"));
+  }
   if (growth_.entered() == 1) {
     why.push_back("the first slab of a space stays");
   } else if (needed_slabs() == growth_.entered()) {

@@ -58,7 +58,8 @@ void Share(Session* session, absl::Span<const PrefixKey> keys) {
   ASSERT_TRUE(session->Flush(Soon()).ok());
 }
 
-PeerProcess::PeerProcess(const std::string& socket) {
+PeerProcess::PeerProcess(const std::string& socket, const std::string& program) {
+  const std::string path = program.empty() ? KVPOOL_ENGINE_PEER : program;
   int to[2], from[2];
   KVPOOL_CHECK(pipe2(to, O_CLOEXEC) == 0 && pipe2(from, O_CLOEXEC) == 0, "pipe2 failed");
   pid_ = fork();
@@ -67,7 +68,7 @@ PeerProcess::PeerProcess(const std::string& socket) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     dup2(to[0], STDIN_FILENO);
     dup2(from[1], STDOUT_FILENO);
-    execl(KVPOOL_ENGINE_PEER, KVPOOL_ENGINE_PEER, socket.c_str(), static_cast<char*>(nullptr));
+    execl(path.c_str(), path.c_str(), socket.c_str(), static_cast<char*>(nullptr));
     _exit(127);
   }
   close(to[0]);

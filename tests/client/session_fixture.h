@@ -36,15 +36,16 @@ SessionOptions OptionsFor(const std::string& socket);
 // Leases, stamps and seals the blocks of `keys` and gives them back: they stay in the cache.
 void Share(Session* session, absl::Span<const PrefixKey> keys);
 
-// An engine in a process of its own (engine_peer.cc), told what to do line by line.
+// An engine in a process of its own, engine_peer.cc or another program, told what to do line by line.
 class PeerProcess {
  public:
-  explicit PeerProcess(const std::string& socket);
+  explicit PeerProcess(const std::string& socket, const std::string& program = "");
   ~PeerProcess();
   PeerProcess(const PeerProcess&) = delete;
   PeerProcess& operator=(const PeerProcess&) = delete;
   // Sends a line and returns the answer, "" if the peer is gone.
   std::string Ask(const std::string& line);
+  pid_t pid() const { return pid_; }
   void Signal(int signal) const;
   int End(int signal);
 

@@ -313,6 +313,8 @@ TEST_F(GiveBackTest, ASlabThatAMemberDoesNotUnmapInTimeIsTheSpacesAgain) {
   EXPECT_EQ(a->peer->slabs().back().id(), a->peer->slabs()[2].id());
   EXPECT_EQ(Space(0).capacity, 3 * kSlabBlocks - 1);
   EXPECT_EQ(Space(0).give_back.missed, 1);
+  EXPECT_THAT(Refusal(40),
+              HasSubstr(NameOfSession(*a, "a") + " did not answer in time when memory was last asked for"));
   // It had unmapped the slab before it heard: what it says of that comes late, or not at all.
   EXPECT_EQ(a->Match({NameOfId(20)}).groups(0).blocks_size(), 1);
   a->peer->on_leave = [&](const v1::SlabLeave& leave) {
