@@ -24,7 +24,8 @@ class ReserveTest : public GiveBackTest {
     }
     return Space(space).give_back.slabs - before;
   }
-  std::unique_ptr<Engine> OpenOf(const std::string& tenant, const std::string& name, uint32_t guaranteed = 1) {
+  std::unique_ptr<Engine> OpenOf(const std::string& tenant, const std::string& name,
+                                 uint32_t guaranteed = 1) {
     auto engine = Attach(name);
     v1::OpenSession request = OpenRequest(name);
     request.set_tenant(tenant);
