@@ -39,7 +39,7 @@ class GiveBackTest : public GrowthTest {
   // While slabs are to come a lease is answered in parts.
   std::vector<uint64_t> LeaseAll(Engine* engine, uint32_t count) {
     std::vector<uint64_t> blocks;
-    for (int attempt = 0; attempt < 20 && blocks.size() < count; ++attempt) {
+    for (int attempt = 0; attempt < 100 && blocks.size() < count; ++attempt) {
       const v1::LeaseResult lease = engine->LeaseAsked(count - static_cast<uint32_t>(blocks.size()), 1);
       blocks.insert(blocks.end(), lease.blocks().begin(), lease.blocks().end());
       Settle({engine});

@@ -96,7 +96,7 @@ TEST_F(LateTest, WhoHasNothingButItsSinkThereIsNot) {
   a->Release({all.begin() + kSlabBlocks - 2, all.end()});
   all.resize(kSlabBlocks - 2);
   const auto b = OpenEngine(OpenRequest("a"), "b");
-  ASSERT_EQ(IdOf(b->opened.sink_block()), kSlabBlocks) << "in the second slab";
+  ASSERT_EQ(Index(b->member->session->sink.id), kSlabBlocks) << "in the second slab";
   const std::vector<uint64_t> beside = b->Lease(1);
   ASSERT_GT(IdOf(beside[0]), kSlabBlocks);
   a->Release(all);
