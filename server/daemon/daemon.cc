@@ -473,7 +473,7 @@ void Daemon::Housekeep(const std::shared_ptr<Space>& space, const Standing& stan
   bool needs_slab = false, needs_room = false, evicts = false, asked = false, promised = false;
   const SpaceFacts& facts = space->facts;
   const uint64_t room_bytes = budget_->Room(facts.rank_devices, facts.tenant);
-  const uint64_t not_for_it = standing.below ? 0 : standing.reserve_bytes;
+  const uint64_t not_for_it = standing.leaves ? standing.reserve_bytes : 0;
   const bool room = room_bytes >= facts.geometry.unit_bytes + not_for_it;
   const bool others_ask = OthersAsk(*space);
   {

@@ -42,7 +42,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -278,7 +277,7 @@ class Daemon final : private SpaceOwner {
   std::string WhoKeepsWhat(const Space& needy);
   // A line of the log, with who keeps what; of many openings not each has one.
   void SayThatItWaits(const Session& session, uint64_t missing_bytes) ABSL_LOCKS_EXCLUDED(waits_mu_);
-  // An opening waits for memory of such a device: it is not to grow unasked meanwhile.
+  // Openings wait for memory of its devices, and another slab of its own would leave less there than they ask for.
   bool OthersAsk(const Space& space) ABSL_LOCKS_EXCLUDED(waits_mu_);
   // A line of the log where a request was not met in time, with the sessions that had been asked: every 10 s for a space.
   void SayWhoIsLate(Space* space);
@@ -297,6 +296,7 @@ class Daemon final : private SpaceOwner {
     bool below = false;          // It should have another slab.
     bool elsewhere = false;      // See Growth::set_own_elsewhere: it is, or a lower class has some to spare.
     uint64_t reserve_bytes = 0;  // So much room is for those that are below, on each rank; 0: nobody is.
+    bool leaves = false;  // It takes none of that: they are of a higher class, or it is not below itself.
   };
   std::vector<Standing> Standings(const std::vector<std::shared_ptr<Space>>& spaces) const;
   // Closes an idle space whose memory helps this one, and answers it; null: there is none. It is one of the
@@ -362,8 +362,8 @@ class Daemon final : private SpaceOwner {
   std::unique_ptr<QualityGuard> guard_;
   std::atomic<uint64_t> reconnects_{0};
   Mutex waits_mu_;
-  // Devices of openings that wait for memory of other spaces.
-  std::multiset<size_t> asking_ ABSL_GUARDED_BY(waits_mu_);
+  // What openings ask for that wait for memory of other spaces, by device.
+  std::map<size_t, uint64_t> asked_bytes_ ABSL_GUARDED_BY(waits_mu_);
   Histogram guarantee_wait_ ABSL_GUARDED_BY(waits_mu_){kTierBounds};
   // Lines of openings that wait: when they are counted anew, how many there were until now, and how many openings had none
   // since the last line.

@@ -74,6 +74,19 @@ std::vector<size_t> FullDevices(const Space& needy, const DeviceBudget& budget, 
   return full;
 }
 
+// Its devices have room for it, and its tenant's share of them has none.
+bool OnlyItsTenantIsFull(const Space& space, const DeviceBudget& budget) {
+  const SpaceFacts& facts = space.facts;
+  const uint64_t unit = facts.geometry.unit_bytes;
+  const auto has_room = [&](size_t device) {
+    const auto ranks =
+        static_cast<uint64_t>(std::count(facts.rank_devices.begin(), facts.rank_devices.end(), device));
+    return budget.capacity(device) - budget.used(device) >= unit * ranks;
+  };
+  return budget.RoomOfTenant(facts.rank_devices, facts.tenant) < unit &&
+         std::all_of(facts.rank_devices.begin(), facts.rank_devices.end(), has_room);
+}
+
 // What the block that would leave next saves, if it stays, for each of its bytes and each millisecond; none: there is no such
 // block, or the policy can't say.
 struct Worth {
@@ -249,10 +262,14 @@ class WeightedShares {
 }  // namespace
 
 bool Daemon::OthersAsk(const Space& space) {
+  const std::vector<size_t>& all = space.facts.rank_devices;
   MutexLock lock(&waits_mu_);
-  return std::any_of(asking_.begin(), asking_.end(), [&](size_t device) {
-    return IsOnAny(space, {&device, 1});
-  });
+  for (const auto& [device, asked_bytes] : asked_bytes_) {
+    const auto ranks = static_cast<uint64_t>(std::count(all.begin(), all.end(), device));
+    const uint64_t free_bytes = budget_->capacity(device) - budget_->used(device);
+    if (ranks > 0 && free_bytes < asked_bytes + ranks * space.facts.geometry.slab_bytes) return true;
+  }
+  return false;
 }
 
 bool Daemon::GiveBack(Space* space) {
@@ -300,7 +317,7 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, v1::
   // No other space takes what comes free meanwhile, nor does this one give.
   {
     MutexLock lock(&waits_mu_);
-    asking_.insert(facts.rank_devices.begin(), facts.rank_devices.end());
+    for (const size_t device : facts.rank_devices) asked_bytes_[device] += enough;
   }
   {
     SpaceLock lock(*needy);
@@ -411,7 +428,9 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, v1::
   }
   {
     MutexLock lock(&waits_mu_);
-    for (const size_t device : facts.rank_devices) asking_.erase(asking_.find(device));
+    for (const size_t device : facts.rank_devices) {
+      if ((asked_bytes_[device] -= enough) == 0) asked_bytes_.erase(device);
+    }
   }
   return come || budget_->Room(facts.rank_devices, facts.tenant) >= facts.geometry.unit_bytes;
 }
@@ -536,10 +555,11 @@ std::vector<Daemon::Standing> Daemon::Standings(const std::vector<std::shared_pt
     weighted = weighted || space->weight() > 0;
     classes = classes || space->priority() != spaces.front()->priority();
   }
-  std::vector<bool> spares(spaces.size());
-  for (size_t i = 0; classes && i < spaces.size(); ++i) {
+  std::vector<bool> spares(spaces.size()), has_all(spaces.size());
+  for (size_t i = 0; (classes || weighted) && i < spaces.size(); ++i) {
     SpaceLock lock(*spaces[i]);
     spares[i] = !spaces[i]->state.growth.closed() && spaces[i]->state.give_back.spare_slabs() > 0;
+    has_all[i] = spaces[i]->state.growth.complete();
   }
   for (size_t i = 0; classes && i < spaces.size(); ++i) {
     const SpaceFacts& facts = spaces[i]->facts;
@@ -556,32 +576,33 @@ std::vector<Daemon::Standing> Daemon::Standings(const std::vector<std::shared_pt
   const WeightedShares shares(spaces, *budget_);
   std::map<size_t, v1::PriorityClass> of_those_below;  // The highest class of one that is on the device.
   for (size_t i = 0; i < spaces.size(); ++i) {
-    Space& space = *spaces[i];
+    const Space& space = *spaces[i];
     const std::vector<size_t>& devices = space.facts.rank_devices;
     const v1::PriorityClass priority = space.priority();
     standings[i].weighted = shares.given(devices, priority);
-    standings[i].below = standings[i].weighted &&
+    // One that has all it may have, by its limit or its largest size, has no use for more.
+    standings[i].below = standings[i].weighted && !has_all[i] &&
                          shares.Within(space, space.slab_bytes() + space.facts.geometry.slab_bytes, devices);
-    if (standings[i].below) {
-      // One that is as large as it may be has no use for more, whatever its part is.
-      SpaceLock lock(space);
-      standings[i].below = !space.state.growth.complete();
-    }
     if (!standings[i].below) continue;
     standings[i].elsewhere = true;
+    // What is left for a tenant at its share it can't use.
+    if (OnlyItsTenantIsFull(space, *budget_)) continue;
     for (const size_t device : devices) of_those_below[device] = std::max(of_those_below[device], priority);
   }
   for (size_t i = 0; i < spaces.size(); ++i) {
     const v1::PriorityClass priority = spaces[i]->priority();
     uint64_t least = UINT64_MAX;
-    bool leaves = false;
+    bool reserved = false;
     for (const size_t device : spaces[i]->facts.rank_devices) {
       least = std::min(least, budget_->capacity(device));
       const auto below = of_those_below.find(device);
       if (below == of_those_below.end()) continue;
-      leaves = leaves || below->second > priority || (below->second == priority && standings[i].weighted);
+      const bool to_higher = below->second > priority;
+      const bool to_equal = below->second == priority && standings[i].weighted;
+      reserved = reserved || to_higher || to_equal;
+      standings[i].leaves = standings[i].leaves || to_higher || (to_equal && !standings[i].below);
     }
-    if (!leaves) continue;
+    if (!reserved) continue;
     standings[i].reserve_bytes =
         std::min(least / kReserveShare, kReserveSlabs * spaces[i]->facts.geometry.slab_bytes);
   }
@@ -631,7 +652,8 @@ bool Daemon::LevelWorths(const std::shared_ptr<Space>& needy, uint64_t bytes) {
     own = WorthOfNext(*needy, kOlderMs);
   }
   const SpaceFacts& facts = needy->facts;
-  const bool at_share = budget_->RoomOfTenant(facts.rank_devices, facts.tenant) < facts.geometry.unit_bytes;
+  // What others gave beyond its tenant's share would be of no use to it.
+  const bool at_share = budget_->RoomOfTenant(facts.rank_devices, facts.tenant) < bytes;
   const std::vector<size_t> full = FullDevices(*needy, *budget_, bytes);
   if (full.empty()) return false;
   const std::vector<std::shared_ptr<Space>> spaces = registry_->Spaces();

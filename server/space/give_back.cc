@@ -103,8 +103,16 @@ void GiveBack::Miss() {
   }
   for (const auto& [holder, blocks] : still_leased_) {
     const Session* const session = sessions_.of(holder);
-    if (session != nullptr && asked_sessions_.contains(session->terms.id)) NoteLate(*session, blocks);
+    if (session == nullptr || !asked_sessions_.contains(session->terms.id)) continue;
+    // What it had was looked at a while ago.
+    const uint32_t holds = pool_.held_in(holder, pool_.going().first, pool_.going().end);
+    if (const uint32_t kept = BesideSink(*session, std::min(blocks, holds)); kept > 0)
+      NoteLate(*session, kept);
   }
+}
+
+uint32_t GiveBack::BesideSink(const Session& session, uint32_t blocks) const {
+  return blocks > 0 && pool_.going().contains(Index(session.sink.id)) ? blocks - 1 : blocks;
 }
 
 uint32_t GiveBack::needed_blocks() const {
@@ -258,7 +266,6 @@ GiveBack::Next GiveBack::Step(Turn& turn, std::vector<Copy>* copies, std::vector
       waits_since_ms_ = ask_holders_ms_ = 0;
       pause_ms_ = kAskHoldersMs;
       leased_.clear();
-      still_leased_.clear();
       asked_sessions_.clear();
     }
   }
@@ -268,8 +275,6 @@ GiveBack::Next GiveBack::Step(Turn& turn, std::vector<Copy>* copies, std::vector
   const bool gone_through = Gather(turn, copies, evictions);
   if (!copies->empty()) return Next::kCopy;
   if (pool_.Shrink()) {
-    still_leased_.clear();  // Nobody has anything of it any more.
-    asked_sessions_.clear();
     looked_.clear();
     looking_ = false;
     sessions_.AskToUnmap(turn, growth_.Leave(std::exchange(leaves_, {}), turn.now), until_ms_);
@@ -374,8 +379,8 @@ void GiveBack::AskHolders(const Turn& turn) {
   // Who has let go has answered.
   std::set<uint64_t> there;
   for (const auto& [holder, blocks] : leased) {
-    if (const Session* const session = sessions_.of(holder); session != nullptr)
-      there.insert(session->terms.id);
+    const Session* const session = sessions_.of(holder);
+    if (session != nullptr && BesideSink(*session, blocks) > 0) there.insert(session->terms.id);
   }
   std::erase_if(asked_sessions_, [&](uint64_t session) { return !there.contains(session); });
   if (turn.now < ask_holders_ms_) return;
@@ -383,9 +388,7 @@ void GiveBack::AskHolders(const Turn& turn) {
   pause_ms_ = std::min(2 * pause_ms_, kLongestAskMs);
   for (const auto& [holder, blocks] : leased) {
     Session* const session = sessions_.of(holder);
-    if (session == nullptr || session->ended ||
-        (blocks == 1 && pool_.going().contains(Index(session->sink.id))))
-      continue;
+    if (session == nullptr || session->ended || BesideSink(*session, blocks) == 0) continue;
     // A magazine gives the oldest of its stock, whichever they are; what it leases next does not lie in the slab.
     sessions_.PostAll(session, v1::NOTICE_KIND_REVOKE,
                       {.value = pool_.holdings(holder).leased,

@@ -211,6 +211,8 @@ class GiveBack {
   // The time is over: counts who was asked and has not answered.
   void Miss();
   void NoteLate(const Session& session, uint32_t leased);
+  // Of so many that it has leased in the slab: its sink, which it can't release, is asked of nobody.
+  uint32_t BesideSink(const Session& session, uint32_t blocks) const;
   void ForgetAsked();
   void Place(BlockRef block, bool is_source, Copy* copy) const;
 

@@ -1,5 +1,8 @@
 // Which slabs leases come from, and how many are left without a block in use.
+#include "server/pool/lease_order.h"
+
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstdio>
 #include <random>
@@ -11,6 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/pool/block_pool.h"
+#include "server/pool/free_set.h"
 #include "tests/pool/pool_fixture.h"
 
 namespace kvpool {
@@ -174,6 +178,116 @@ TEST(LeaseOrder, LeavesMoreSlabsUnusedThanTheLowestBlockDoes) {
               lowest_alone.ideal);
   EXPECT_GT(alone.slabs, .9 * alone.ideal);
   EXPECT_GT(alone.slabs, .99 * lowest_alone.slabs);
+}
+
+// Blocks go between free, in use and cached, and ranges of them leave and come back, one after the other by chance. What is next
+// is what a look at all slabs finds.
+void Walk(uint32_t end, uint32_t slab_blocks, uint64_t seed) {
+  enum class State : uint8_t { kAbsent, kFree, kInUse, kCached };
+  LeaseOrder order(end, slab_blocks);
+  FreeSet free(end);
+  std::vector<State> states(end, State::kAbsent);
+  std::vector<uint32_t> in_use(order.slabs()), to_lease(order.slabs());
+  // Where no size is given all is one slab.
+  const uint32_t blocks_each = slab_blocks == 0 ? end : slab_blocks;
+  std::mt19937_64 random(seed);
+  const auto below = [&random](uint32_t most) { return static_cast<uint32_t>(random() % most); };
+  // Free blocks of the range, which have left or come, by state.
+  const auto turn = [&](BlockRange range, State from, State to) {
+    for (uint32_t b = range.first; b < range.end; ++b) {
+      if (states[b] != from) continue;
+      states[b] = to;
+      to_lease[order.SlabOf(b)] += to == State::kFree ? 1 : -1;
+    }
+  };
+  const auto any_range = [&] {
+    const uint32_t first = 1 + below(end - 1);
+    return BlockRange{first, std::min(end, first + 1 + below(3 * blocks_each))};
+  };
+  turn({1, end}, State::kAbsent, State::kFree);
+  free.InsertRange(1, end);
+  order.Add(free, {1, end});
+  for (int step = 0; step < 3000; ++step) {
+    uint32_t next = UINT32_MAX;
+    for (uint32_t slab = 0; slab < order.slabs(); ++slab) {
+      if (to_lease[slab] == 0) continue;
+      if (next == UINT32_MAX || (next != 0 && std::bit_width(in_use[slab]) > std::bit_width(in_use[next]))) {
+        next = slab;
+      }
+    }
+    const BlockRange answer = order.next();
+    ASSERT_EQ(answer.size() == 0, next == UINT32_MAX) << step;
+    if (next != UINT32_MAX) {
+      ASSERT_EQ(order.SlabOf(answer.first), next) << step;
+      ASSERT_TRUE(answer.first == 0 || order.SlabOf(answer.first - 1) == next - 1) << step;
+      ASSERT_EQ(order.SlabOf(answer.end - 1), next) << step;
+    }
+    switch (const uint32_t dice = below(16)) {
+      case 0: {  // All that is free there leaves.
+        const BlockRange range = any_range();
+        order.Remove(free, range);
+        turn(range, State::kFree, State::kAbsent);
+        for (uint32_t b = range.first; b < range.end; ++b) free.Erase(b);
+        break;
+      }
+      case 1: {  // What is absent comes.
+        const BlockRange range = any_range();
+        for (uint32_t b = range.first; b < range.end; ++b) {
+          if (states[b] != State::kAbsent) continue;
+          free.Insert(b);
+          order.Add(b, /*was_in_use=*/false);
+        }
+        turn(range, State::kAbsent, State::kFree);
+        break;
+      }
+      default: {
+        if (dice < 8 && next != UINT32_MAX) {
+          uint32_t leased[64];
+          const uint32_t count = free.Pop(answer.first, answer.end, 1 + below(8), leased);
+          ASSERT_GT(count, 0u);
+          ASSERT_TRUE(std::none_of(states.begin() + answer.first, states.begin() + leased[0],
+                                   [](State state) { return state == State::kFree; }))
+              << step << ": not the lowest";
+          order.Lease(leased[0], count);
+          for (uint32_t i = 0; i < count; ++i) {
+            ASSERT_EQ(order.SlabOf(leased[i]), next);
+            states[leased[i]] = State::kInUse;
+          }
+          in_use[next] += count;
+          to_lease[next] -= count;
+          break;
+        }
+        const uint32_t b = 1 + below(end - 1), slab = order.SlabOf(b);
+        if (states[b] == State::kInUse && below(2) == 0) {  // It is cached.
+          order.EndUse(b);
+          --in_use[slab];
+          states[b] = State::kCached;
+        } else if (states[b] == State::kCached && below(2) == 0) {  // It is matched.
+          order.Use(b);
+          ++in_use[slab];
+          states[b] = State::kInUse;
+        } else if (states[b] == State::kInUse || states[b] == State::kCached) {
+          const bool was_in_use = states[b] == State::kInUse;
+          free.Insert(b);
+          order.Add(b, was_in_use);
+          in_use[slab] -= was_in_use ? 1 : 0;
+          ++to_lease[slab];
+          states[b] = State::kFree;
+        }
+      }
+    }
+  }
+}
+
+TEST(LeaseOrder, IsWhatALookAtAllSlabsFinds) {
+  uint64_t seed = 1;
+  // One block a slab counts as two, one slab may be all there is, and the last one is smaller where that does not come out even.
+  for (const uint32_t end : {2u, 17u, 64u, 65u, 1000u, 8191u}) {
+    for (const uint32_t slab_blocks : {0u, 1u, 2u, 3u, 5u, 16u, 63u, 64u, 65u, 1000u, 100'000u}) {
+      SCOPED_TRACE(absl::StrCat(end, " blocks in slabs of ", slab_blocks));
+      ASSERT_NO_FATAL_FAILURE(Walk(end, slab_blocks, ++seed));
+    }
+  }
 }
 
 }  // namespace

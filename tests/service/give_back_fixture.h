@@ -24,19 +24,22 @@ class GiveBackTest : public GrowthTest {
   std::unique_ptr<Engine> Full(uint32_t slabs) {
     StartDaemon(slabs);
     auto engine = OpenEngine(OpenRequest("a"), "a");
+    Fill(engine.get(), slabs);
+    return engine;
+  }
+  // The same of one that is there.
+  void Fill(Engine* engine, uint32_t slabs) {
     // The null block and the sink are no part of it.
-    const std::vector<uint64_t> blocks = LeaseAll(engine.get(), slabs * kSlabBlocks - 2);
-    for (const uint64_t block : blocks) {
+    for (const uint64_t block : LeaseAll(engine, slabs * kSlabBlocks - 2)) {
       engine->Seal({block}, {NameOf(block)});
       clock_.Advance(1);
       engine->Release({block});
     }
-    return engine;
   }
   // While slabs are to come a lease is answered in parts.
   std::vector<uint64_t> LeaseAll(Engine* engine, uint32_t count) {
     std::vector<uint64_t> blocks;
-    for (int attempt = 0; attempt < 20 && blocks.size() < count; ++attempt) {
+    for (int attempt = 0; attempt < 100 && blocks.size() < count; ++attempt) {
       const v1::LeaseResult lease = engine->LeaseAsked(count - static_cast<uint32_t>(blocks.size()), 1);
       blocks.insert(blocks.end(), lease.blocks().begin(), lease.blocks().end());
       Settle({engine});

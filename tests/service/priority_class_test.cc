@@ -1,7 +1,9 @@
 // Who gives memory to whom where spaces are of several classes.
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -272,6 +274,42 @@ TEST_F(HolesOfClassesTest, NothingIsLeftForAHigherClassWhoseHoleIsBeyondItsLimit
   churn("whole");
   EXPECT_EQ(Space(0).slabs, 5);
   EXPECT_EQ(Space(1).slabs, 1);
+}
+
+// Who must have holes filled has memory of any class for it, as for all that a guarantee needs.
+TEST_F(HolesOfClassesTest, AGuaranteeHasHolesFilledByAHigherClass) {
+  options_.give_back_ms = 600'000;
+  StartDaemon(6);
+  const auto high = OpenSmall("b");
+  const auto a = OpenEngine(OpenRequest("a"), "a");
+  Fill(a.get(), 5);
+  const uint64_t held = Hold(a.get(), 4);
+  const auto more = OpenSmall("b", kSlabBlocks);
+  ASSERT_EQ(Left(*a), std::vector<uint32_t>{1});
+  more->Die();
+  Settle({a.get(), high.get()});
+  ASSERT_EQ(Space(0).slabs, 2);
+  SetPriority(0, v1::PRIORITY_CLASS_INTERACTIVE);
+  SetPriority(1, v1::PRIORITY_CLASS_BATCH);
+  engines_take_holes_ = false;
+  const auto old = Attach("old");
+  v1::OpenSession request = OpenRequest("a");
+  const absl::Status refused = old->Open(request);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("of class interactive, above batch"));
+  request.set_guaranteed_blocks(1);
+  std::atomic<bool> over{false};
+  absl::Status opened;
+  std::thread opening([&] {
+    opened = old->Open(request);
+    over = true;
+  });
+  while (!over) Settle({a.get(), high.get()});
+  opening.join();
+  EXPECT_TRUE(opened.ok()) << opened;
+  EXPECT_EQ(Space(0).slabs, 1);
+  EXPECT_EQ(Space(1).slabs, 5);
+  a->Release({held});
 }
 
 }  // namespace

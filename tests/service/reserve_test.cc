@@ -1,0 +1,131 @@
+// What spaces leave to others of memory that is free, and what they do not.
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "tests/service/give_back_fixture.h"
+
+namespace kvpool {
+namespace {
+
+class ReserveTest : public GiveBackTest {
+ protected:
+  // Slabs that a space has given since, while its engine goes through `rounds` of what nobody has.
+  uint64_t Gives(size_t space, Engine* engine, const std::vector<Engine*>& all, int rounds) {
+    const uint64_t before = Space(space).give_back.slabs;
+    for (int round = 0; round < rounds; ++round) {
+      Churn(engine, std::to_string(before) + "." + std::to_string(round));
+      Settle(all);
+    }
+    return Space(space).give_back.slabs - before;
+  }
+  std::unique_ptr<Engine> OpenOf(const std::string& tenant, const std::string& name,
+                                 uint32_t guaranteed = 1) {
+    auto engine = Attach(name);
+    v1::OpenSession request = OpenRequest(name);
+    request.set_tenant(tenant);
+    request.set_guaranteed_blocks(guaranteed);
+    const absl::Status opened = engine->Open(request);
+    EXPECT_TRUE(opened.ok()) << opened;
+    engine->MapSlabs();
+    return engine;
+  }
+};
+
+// It has weights, too, and the device has room for what is its own of what higher classes do not have: that is theirs first.
+TEST_F(ReserveTest, ALowerClassDoesNotTakeBackWhatItLeavesToAHigherOne) {
+  const auto low = Full(64);
+  const auto high = OpenSmall("b");
+  SetWeight(0, 1);
+  SetWeight(1, 1);
+  SetPriority(0, v1::PRIORITY_CLASS_BATCH);
+  SetPriority(1, v1::PRIORITY_CLASS_INTERACTIVE);
+  const std::vector<Engine*> all = {low.get(), high.get()};
+  Gives(0, low.get(), all, 60);
+  EXPECT_EQ(Space(0).slabs + Space(1).slabs, 62) << "two are left";
+  EXPECT_EQ(Gives(0, low.get(), all, 100), 0);
+  EXPECT_EQ(Space(0).slabs + Space(1).slabs, 62);
+}
+
+// More room on the device is of no use to one whose tenant has nearly all it may have.
+TEST_F(ReserveTest, NoRoomIsMadeForATenantAtItsShare) {
+  Rules("");
+  options_.tenant_share = .5;
+  StartDaemon(64);
+  const auto high = OpenOf("one", "a"), low = OpenOf("two", "b");
+  const std::vector<Engine*> all = {high.get(), low.get()};
+  high->Release(LeaseUpTo(30 * kSlabBlocks - 2, high.get(), all));  // And a slab ahead.
+  low->Release(LeaseUpTo(32 * kSlabBlocks - 2, low.get(), all));
+  ASSERT_EQ(Space(0).slabs, 31);
+  ASSERT_EQ(Space(1).slabs, 32);
+  SetWeight(0, 1);
+  SetPriority(0, v1::PRIORITY_CLASS_INTERACTIVE);
+  SetPriority(1, v1::PRIORITY_CLASS_BATCH);
+  EXPECT_EQ(Gives(1, low.get(), all, 60), 0);
+  EXPECT_EQ(Space(1).slabs, 32);
+}
+
+// Nor to one that has all it may have by its limit, whatever would be its own by its weight.
+TEST_F(ReserveTest, NoRoomIsLeftForASpaceAtItsLimit) {
+  const auto low = Full(64);
+  const auto high = OpenSmall("b");
+  SetShare(1, [](v1::SetShareRequest* request) { request->set_limit_blocks(kSlabBlocks); });
+  SetWeight(1, 1);
+  SetPriority(1, v1::PRIORITY_CLASS_INTERACTIVE);
+  const std::vector<Engine*> all = {low.get(), high.get()};
+  EXPECT_EQ(Gives(0, low.get(), all, 60), 0);
+  EXPECT_EQ(Space(0).slabs + Space(1).slabs, 64);
+  SetShare(1, [](v1::SetShareRequest* request) { request->set_limit_blocks(0); });
+  EXPECT_GT(Gives(0, low.get(), all, 60), 0) << "now there is";
+}
+
+// An opening waits for what its tenant has elsewhere. What is free beyond what it asks for is for whoever can use it.
+TEST_F(ReserveTest, AnOpeningThatWaitsKeepsNoMoreThanItAsksFor) {
+  Rules("");
+  options_.tenant_share = .5;
+  options_.give_back_ms = 600'000;
+  StartDaemon(16);
+  const auto waiting = OpenOf("one", "a"), other = OpenOf("two", "b"), gives = OpenOf("three", "c");
+  const std::vector<Engine*> all = {waiting.get(), other.get(), gives.get()};
+  waiting->Release(LeaseUpTo(8 * kSlabBlocks - 2, waiting.get(), all));
+  gives->Release(LeaseUpTo(4 * kSlabBlocks - 2, gives.get(), all));
+  const auto churn = [&](const std::string& name) {
+    for (int i = 0; i < 20; ++i) {
+      Churn(other.get(), name + std::to_string(i));
+      Settle(all);
+    }
+  };
+  churn("full");
+  ASSERT_EQ(Used(), 16 * kSlabBlocks * kBlockBytes);
+  const uint64_t slabs = Space(1).slabs;
+  // It unmaps nothing.
+  waiting->peer->on_leave = [](const v1::SlabLeave&) {};
+  std::atomic<bool> given_up{false}, over{false};
+  absl::Status opened;
+  const auto second = Attach("d");
+  std::thread opening([&] {
+    v1::OpenSession request = OpenRequest("d");
+    request.set_attach_token(second->attach_token);
+    request.set_tenant("one");
+    request.set_guaranteed_blocks(10);
+    v1::OpenSessionResult result;
+    opened = daemon_->OpenSession(request, &result, &given_up);
+    over = true;
+  });
+  while (Space(0).give_back.asked == 0 && !over) std::this_thread::yield();
+  SetShare(2, [](v1::SetShareRequest* request) { request->set_limit_blocks(kSlabBlocks); });
+  GoOn(all);
+  churn("more");
+  EXPECT_GT(Space(1).slabs, slabs);
+  given_up = true;
+  opening.join();
+  EXPECT_FALSE(opened.ok()) << "nobody gave what it asked for";
+}
+
+}  // namespace
+}  // namespace kvpool
