@@ -339,6 +339,7 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, v1::
     std::vector<Donor> donors;
     std::vector<std::shared_ptr<Space>> giving;
     OnDevices coming(facts), possible(facts);
+    bool mapping = false;
     const uint64_t now = clock_->NowMs();
     const std::vector<std::shared_ptr<Space>> spaces = registry_->Spaces();
     const WeightedShares shares(spaces, *budget_);
@@ -350,6 +351,11 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, v1::
       const class GiveBack& give_back = space->state.give_back;
       if (space->state.growth.closed()) continue;
       if (give_back.under_way() || give_back.destroying > 0) giving.push_back(space);
+      // It may give once its members have mapped a slab that is on its way to them.
+      const std::vector<SlabRow>& rows = space->state.growth.slabs();
+      mapping =
+          mapping || (priority <= most_class && !rows.empty() && now < rows.back().made_ms + kPatienceMs &&
+                      !space->state.sessions.Keepers().empty());
       const uint64_t slab_bytes = space->facts.geometry.slab_bytes;
       const uint32_t spare = priority > most_class ? 0 : give_back.spare_slabs(),
                      leaving = (space->state.growth.leaving().has_value() ? 1 : 0) + give_back.destroying;
@@ -376,7 +382,7 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, v1::
     possible.AddRoom(facts, *budget_);
     possible.AddUnfreed(*freed_);
     // Nobody's cache is drained for a guarantee that can't be met.
-    if (possible.bytes() < bytes) break;
+    if (possible.bytes() < bytes && !mapping) break;
     // Of the lowest class whoever has most for its weight gives first, where it is needed most.
     std::map<std::shared_ptr<Space>, uint32_t> slabs;
     while (coming.bytes() < bytes && !donors.empty()) {
@@ -401,7 +407,7 @@ bool Daemon::AskOthers(const std::shared_ptr<Space>& needy, uint64_t bytes, v1::
         giving.push_back(space);
       space->state.give_back.Ask(space->state.give_back.pending_slabs() + more, until_ms);
     }
-    if (giving.empty() && !unfreed) {
+    if (giving.empty() && !unfreed && !mapping) {
       if (room_now >= enough) continue;
       break;
     }

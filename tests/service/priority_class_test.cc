@@ -209,28 +209,6 @@ TEST_F(PriorityClassTest, NothingIsLeftForAHigherClassWhoseOtherDeviceIsFull) {
   EXPECT_EQ(Space(1).slabs, 1);
 }
 
-// A part of the device would be nobody's for as long as the limit stands.
-TEST_F(PriorityClassTest, NothingIsLeftForASpaceAtItsLimit) {
-  const auto a = Full(32);
-  const auto b = OpenSmall("b");
-  SetPriority(0, v1::PRIORITY_CLASS_BATCH);
-  SetShare(1, [&](v1::SetShareRequest* request) { request->set_limit_blocks(2 * kSlabBlocks); });
-  SetWeight(1, 1);
-  const auto go_on = [&](int rounds) {
-    for (int round = 0; round < rounds; ++round) {
-      Churn(a.get(), "a" + std::to_string(round));
-      Churn(b.get(), "b" + std::to_string(round));
-      Settle({a.get(), b.get()});
-    }
-    return std::pair(Space(0).slabs, Space(1).slabs);
-  };
-  EXPECT_EQ(go_on(60), std::pair(30u, 2u));
-  // Who may have more has it left.
-  SetShare(1, [&](v1::SetShareRequest* request) { request->set_limit_blocks(0); });
-  b->Release(b->Lease(1));
-  EXPECT_GT(go_on(60).second, 2u);
-}
-
 class HolesOfClassesTest : public HolesTest {};
 
 // Here, since its limit has no room for the whole slab that would come next.

@@ -1,5 +1,6 @@
 // What spaces leave to others of memory that is free, and what they do not.
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -125,6 +126,31 @@ TEST_F(ReserveTest, AnOpeningThatWaitsKeepsNoMoreThanItAsksFor) {
   given_up = true;
   opening.join();
   EXPECT_FALSE(opened.ok()) << "nobody gave what it asked for";
+}
+
+// A space gives nothing while a slab is on its way to its members. That is over in a moment, or the slab is not waited for any more.
+TEST_F(ReserveTest, AnOpeningWaitsForASlabThatIsOnItsWayToOthers) {
+  options_.give_back_ms = 60'000;
+  StartDaemon(4);
+  const auto a = OpenEngine(OpenRequest("a"), "a");
+  a->Release(LeaseUpTo(2 * kSlabBlocks, a.get(), {a.get()}));
+  const v1::LeaseResult rest = a->LeaseAsked(4 * kSlabBlocks - 2, 1);
+  for (int i = 0; i < 3; ++i) daemon_->HousekeepOnce();
+  a->Release({rest.blocks().begin(), rest.blocks().end()});
+  ASSERT_EQ(Used(), 4 * kSlabBlocks * kBlockBytes);
+  ASSERT_LT(a->peer->ready().back().capacity_blocks(), 4 * kSlabBlocks);
+  std::atomic<bool> over{false};
+  absl::Status status;
+  std::unique_ptr<Engine> b;
+  std::thread opening([&] {
+    status = OpenB(10, &b);
+    over = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_FALSE(over);
+  while (!over) Settle({a.get()});
+  opening.join();
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 }  // namespace

@@ -116,6 +116,22 @@ TEST_F(TenantShareTest, OthersGiveNothingToATenantAtItsShare) {
   EXPECT_TRUE(three->peer->leaves().empty());
 }
 
+// Though by its weight more would be its own.
+TEST_F(TenantShareTest, NoRoomIsLeftForATenantAtItsShare) {
+  SharesAre("0.25");
+  StartDaemon(64);
+  const auto a = OpenWith(15, "one", "a"), three = OpenWith(4, "three", "a");
+  ASSERT_EQ(Space(0).slabs, 16u);
+  SetWeight(0, 1);
+  for (int round = 0; round < 100; ++round) {
+    Churn(three.get(), std::to_string(round));
+    Settle({a.get(), three.get()});
+  }
+  const std::vector<uint64_t> all = LeaseAll(three.get(), 47 * kSlabBlocks);
+  EXPECT_EQ(Space(1).slabs, 48u);
+  EXPECT_EQ(Space(0).slabs, 16u);
+}
+
 TEST_F(TenantShareTest, TheFirstRuleForATenantCountsAndTheOptionWhereItSaysNone) {
   options_.tenant_share = 0.5;
   RulesAre(
