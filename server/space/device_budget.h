@@ -78,7 +78,7 @@ class DeviceBudget {
     uint64_t capacity = 0;
     // Guarded by mu_, both.
     uint64_t used = 0;
-    std::map<std::string, OfTenant, std::less<>> by_tenant;  // Of those that have some.
+    std::map<std::string, OfTenant, std::less<>> by_tenant;  // Tenants without any are not there.
 
     uint64_t left() const { return capacity - used; }
   };

@@ -48,7 +48,7 @@ class FreedMemory {
   struct Awaited {
     std::vector<size_t> rank_devices;
     std::string tenant;
-    uint64_t bytes = 0;  // Of each rank.
+    uint64_t bytes = 0;  // Each rank had so many.
     uint64_t until_ms = 0;
     std::map<size_t, int64_t> before;  // FreeAndMade of each device while the slabs were there.
   };
@@ -61,8 +61,8 @@ class FreedMemory {
   DeviceBudget& budget_;
   const Clock& clock_;
   mutable Mutex mu_;
-  std::vector<int64_t> made_ ABSL_GUARDED_BY(mu_);     // By device.
-  std::vector<Awaited> awaited_ ABSL_GUARDED_BY(mu_);  // In the order in which they were destroyed.
+  std::vector<int64_t> made_ ABSL_GUARDED_BY(mu_);     // Indexed by device.
+  std::vector<Awaited> awaited_ ABSL_GUARDED_BY(mu_);  // The oldest is the first.
   std::atomic<bool> any_{false};                       // awaited_ is not empty.
 };
 

@@ -121,7 +121,7 @@ class Story {
     if (!text_there_) return std::nullopt;
     return HttpPage{.status = 200, .text = text_};
   }};
-  std::string said_;     // by the peer, in the clear
+  std::string said_;     // What the peer says, in the clear.
   std::string to_send_;  // The same, or its records.
   std::string taken_;
   int keys_ = 0;

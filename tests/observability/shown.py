@@ -113,6 +113,7 @@ def say_what_operators_see(numbers, daemon, instance, totals):
     for device in status["devices"]:
         say("Device memory", 0, {**instance, "device": device["device"]}, device["used_bytes"])
         say("Device memory", 1, {**instance, "device": device["device"]}, device["capacity_bytes"])
+        say("Device memory", 2, {**instance, "device": device["device"]}, 0)
     for space in spaces:
         of_space, state = {**instance, "space": space["space"]}, space["blocks"]
         say("Slab memory by space", 0, {**of_space, "tenant": space["tenant"]}, space["bytes"])

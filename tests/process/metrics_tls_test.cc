@@ -247,7 +247,7 @@ TEST_F(MetricsTlsTest, RecordsThatSayNothingStopNobody) {
   const TlsPeer peer(Say(""));
   const UniqueFd& socket = peer.socket;
   SSL* const client = peer.tls.get();
-  const int few_bytes = 1 << 16;  // on their way
+  const int few_bytes = 1 << 16;  // No more are on their way.
   setsockopt(socket.get(), SOL_SOCKET, SO_SNDBUF, &few_bytes, sizeof(few_bytes));
   // They are made beforehand, as that takes as long as to read them.
   SSL_set_bio(client, BIO_new(BIO_s_mem()), BIO_new(BIO_s_mem()));

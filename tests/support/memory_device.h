@@ -23,7 +23,7 @@ class MemoryDevice final : public Device {
     std::atomic<int> alive{0};             // Slabs that exist.
     std::atomic<int> discarded{0};         // Slabs that went back to the system, whoever has them.
     std::atomic<bool> like_gpu{false};     // What is discarded is free only when all have let go of it.
-    std::atomic<uint64_t> used_bytes{0};   // As the system reports it: more, if others use the device too.
+    std::atomic<uint64_t> used_bytes{0};   // The system reports so many: more, if others use the device too.
     std::atomic<int> keep_used{0};  // So many slabs that are destroyed next are still some other process's.
     std::atomic<char*> memory{nullptr};  // Where the last slab lies.
     std::string uuid_bytes;              // Empty: it is host memory.
