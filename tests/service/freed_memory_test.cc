@@ -140,12 +140,12 @@ TEST_F(FreedMemoryTest, LittleThatOthersTakeHidesNothing) {
 }
 
 TEST_F(FreedMemoryTest, AllDevicesOfASpaceHaveToShowIt) {
+  options_.give_back_ms = 60'000;
   StartDaemon(3, /*devices=*/2);
   const auto rank0 = Attach("a"), rank1 = Attach("a");
   ASSERT_NO_FATAL_FAILURE(UseAll(rank0.get(), rank1.get()));
   for (const auto& script : scripts_) script->like_gpu = true;
   scripts_[1]->keep_used = 1;
-  options_.give_back_ms = 60'000;
   const auto only0 = Attach("b");
   v1::OpenSession request = OpenRequest("b");
   request.add_device_uuids("mem0");
