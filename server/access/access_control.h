@@ -89,7 +89,7 @@ class AccessControl {
   std::shared_ptr<const AccessRule> RuleNamed(absl::string_view name) const ABSL_LOCKS_EXCLUDED(mu_);
   // Takes what a session of the rule needs. RESOURCE_EXHAUSTED names rule, limit, and what is taken.
   absl::StatusOr<SessionShare> TakeSession(const AccessRule& rule, uint32_t guaranteed_blocks) const;
-  // The most that the guarantee of a session could be, whose share with this guarantee was taken: kNoAccessLimit: there is no limit.
+  // The most that the guarantee of a session could be, whose share was taken with this one. kNoAccessLimit: there is no limit.
   uint32_t MayBeGuaranteed(const AccessRule& rule, uint32_t guaranteed_blocks) const;
   // The share of a session that is open already: it goes on whatever the limits are, and counts.
   SessionShare CountSession(const AccessRule& rule, uint32_t guaranteed_blocks) const;

@@ -34,6 +34,8 @@ void FreedMemory::Destroy(const SpaceFacts& facts, uint64_t bytes, std::vector<s
                           bool of_all) {
   bool measured = false;
   for (const std::shared_ptr<Slab>& slab : by_rank) measured = (of_all && !slab->Discard()) || measured;
+  // To unmap what is large takes a while, in which other spaces make slabs.
+  if (!measured) by_rank.clear();
   Awaited awaited{.rank_devices = facts.rank_devices, .tenant = facts.tenant, .bytes = bytes};
   MutexLock lock(&mu_);
   for (const size_t device : facts.rank_devices) {

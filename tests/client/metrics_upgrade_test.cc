@@ -78,18 +78,13 @@ class MetricsUpgradeTest : public UpgradeTest {
       for ca in ours foreign; do sign daemon-$ca $ca 2; sign scraper-$ca $ca 2; done
       )"));
     signal(SIGPIPE, SIG_IGN);  // A client writes where the daemon may just have ended.
-    Use("daemon-ours");
+    certificates_.Use("daemon-ours");
     port_ = FreePort();
     ASSERT_NE(port_, 0);
     StartWithKeeper({absl::StrCat("--metrics-listen=127.0.0.1:", port_),
                      "--metrics-tls-cert=" + certificates_.File("tls.pem"),
                      "--metrics-tls-key=" + certificates_.File("tls.key"),
                      "--metrics-tls-client-ca=" + certificates_.File("ours.pem")});
-  }
-  // The daemon's certificate and key are these from now on.
-  void Use(const std::string& identity) const {
-    std::ofstream(certificates_.File("tls.key")) << certificates_.Text(identity + ".key");
-    std::ofstream(certificates_.File("tls.pem")) << certificates_.Text(identity + ".pem");
   }
   // By one who trusts a daemon of `authority`, and shows `identity`, unless that is empty.
   httplib::Result Get(const std::string& authority, const std::string& identity = "scraper-ours") const {
@@ -191,12 +186,12 @@ TEST_F(MetricsUpgradeTest, ScrapesGoOnAndTheNextDaemonAloneListens) {
 
 TEST_F(MetricsUpgradeTest, CertificatesMayChangeBeforeAndAfterIt) {
   EXPECT_TRUE(Serves("ours"));
-  Use("daemon-foreign");
+  certificates_.Use("daemon-foreign");
   EXPECT_TRUE(Serves("foreign"));
   ASSERT_NO_FATAL_FAILURE(UpgradeWhole());
   EXPECT_TRUE(Serves("foreign"));
   EXPECT_FALSE(Serves("ours"));
-  Use("daemon-ours");
+  certificates_.Use("daemon-ours");
   EXPECT_TRUE(Serves("ours"));
   EXPECT_FALSE(Serves("foreign"));
   ASSERT_NO_FATAL_FAILURE(UpgradeWhole());
@@ -212,7 +207,7 @@ TEST_F(MetricsUpgradeTest, FilesThatAreWrongKeepTheDaemonThatServes) {
   EXPECT_EQ(DaemonPid(), before);
   EXPECT_TRUE(Serves("ours"));
   ASSERT_NO_FATAL_FAILURE(ExpectOneListener());
-  Use("daemon-ours");
+  certificates_.Use("daemon-ours");
   ASSERT_NO_FATAL_FAILURE(UpgradeWhole());
   EXPECT_TRUE(Serves("ours"));
 }

@@ -99,6 +99,17 @@ class NoticesTest : public SessionTest {
     std::atomic<bool> done_{false};
     std::thread thread_;
   };
+  // Leases so many blocks, and releases all but one in each slab.
+  static void KeepOneOfEachSlab(Session* session, uint32_t blocks, std::vector<BlockRef>* kept) {
+    auto all = session->LeaseWithin(blocks, Soon());
+    ASSERT_TRUE(all.ok()) << all.status();
+    std::vector<BlockRef> rest;
+    for (const BlockRef block : all->refs())
+      (Index(block.id) % kSlabBlocks == 5 ? *kept : rest).push_back(block);
+    all->Detach();
+    session->Release(rest);
+    ASSERT_TRUE(session->Flush(Soon()).ok());
+  }
   double Late() const { return daemon_->Metric("kvpool_give_back_late_total"); }
 };
 
@@ -110,14 +121,8 @@ TEST_F(NoticesTest, ARevocationSaysHowLongItCountsAndWhoDoesNotAnswerIsLate) {
   const auto a = Open(options);
   ASSERT_NE(a, nullptr);
   // All eight slabs, in each of which one block stays leased and is never sealed.
-  auto all = a->LeaseWithin(500, Soon());
-  ASSERT_TRUE(all.ok()) << all.status();
-  std::vector<BlockRef> kept, rest;
-  for (const BlockRef block : all->refs())
-    (Index(block.id) % kSlabBlocks == 5 ? kept : rest).push_back(block);
-  all->Detach();
-  a->Release(rest);
-  ASSERT_TRUE(a->Flush(Soon()).ok());
+  std::vector<BlockRef> kept;
+  ASSERT_NO_FATAL_FAILURE(KeepOneOfEachSlab(a.get(), 500, &kept));
   ASSERT_EQ(kept.size(), 8u);
 
   Opening refused(OptionsOf("b"), 100);
@@ -150,14 +155,8 @@ TEST_F(NoticesTest, ALimitWaitsForAnAnswerToo) {
   options.on_notice = [&heard](const v1::Notice& notice) { heard.Add(notice); };
   const auto a = Open(options);
   ASSERT_NE(a, nullptr);
-  auto all = a->LeaseWithin(250, Soon());
-  ASSERT_TRUE(all.ok()) << all.status();
-  std::vector<BlockRef> kept, rest;
-  for (const BlockRef block : all->refs())
-    (Index(block.id) % kSlabBlocks == 5 ? kept : rest).push_back(block);
-  all->Detach();
-  a->Release(rest);
-  ASSERT_TRUE(a->Flush(Soon()).ok());
+  std::vector<BlockRef> kept;
+  ASSERT_NO_FATAL_FAILURE(KeepOneOfEachSlab(a.get(), 250, &kept));
   auto client = tools::OperatorClient::Open({.socket = daemon_->socket(), .deadline = absl::Seconds(60)});
   ASSERT_TRUE(client.ok()) << client.status();
   v1::SetShareRequest request;

@@ -61,15 +61,10 @@ class MetricsTlsTest : public ::testing::Test {
       sign scraper-expired ours -1
       sign daemon-expired ours -1
       )"));
-    Use("daemon-ours");
+    certificates_.Use("daemon-ours");
   }
   std::string File(const std::string& name) const { return certificates_.File(name); }
   std::string Text(const std::string& name) const { return certificates_.Text(name); }
-  // The daemon's certificate and key are these from now on.
-  void Use(const std::string& identity) const {
-    std::ofstream(File("tls.key")) << Text(identity + ".key");
-    std::ofstream(File("tls.pem")) << Text(identity + ".pem");
-  }
   TlsFiles Files(const std::string& client_ca) const {
     return {.certificate = File("tls.pem"),
             .key = File("tls.key"),
@@ -138,9 +133,9 @@ TEST_F(MetricsTlsTest, WithoutACaOnlyTheDaemonShowsACertificate) {
   EXPECT_TRUE(Serves("ours", "", "/health"));
   EXPECT_TRUE(Serves("ours", "scraper-foreign")) << "nobody has asked for it";
   EXPECT_FALSE(Serves("foreign", "")) << "the daemon is not of this authority";
-  Use("daemon-expired");
+  certificates_.Use("daemon-expired");
   EXPECT_FALSE(Serves("ours", ""));
-  Use("daemon-ours");
+  certificates_.Use("daemon-ours");
   EXPECT_TRUE(Serves("ours", ""));
 }
 
@@ -304,7 +299,7 @@ TEST_F(MetricsTlsTest, NewFilesCountFromTheNextConnectionOn) {
   EXPECT_TRUE(Serves("ours", "scraper-ours"));
   std::ofstream(File("tls.pem")) << Text("daemon-foreign.pem").substr(0, 100);
   EXPECT_TRUE(Serves("ours", "scraper-ours"));
-  Use("daemon-foreign");
+  certificates_.Use("daemon-foreign");
   EXPECT_FALSE(Serves("ours", "scraper-ours"));
   EXPECT_TRUE(Serves("foreign", "scraper-ours"));
   std::ofstream(File("ours.pem")) << Text("foreign.pem");
@@ -343,7 +338,7 @@ TEST_F(MetricsTlsTest, TheDaemonSaysWhatIsWrongWithItsFiles) {
   EXPECT_EQ(end.exit_code, 2) << end.output;
   EXPECT_THAT(end.output, HasSubstr(why));
 
-  Use("daemon-foreign");
+  certificates_.Use("daemon-foreign");
   (*daemon)->Signal(SIGHUP);
   EXPECT_THAT((*daemon)->AwaitInLog("metrics certificates read"), HasSubstr(File("tls.pem")));
   EXPECT_NE(scrape("foreign", "scraper-ours"), "");

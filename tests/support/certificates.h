@@ -40,6 +40,11 @@ class Certificates {
     text << std::ifstream(File(name)).rdbuf();
     return text.str();
   }
+  // "tls.pem" and "tls.key" are those of this name from now on.
+  void Use(const std::string& name) const {
+    std::ofstream(File("tls.key")) << Text(name + ".key");
+    std::ofstream(File("tls.pem")) << Text(name + ".pem");
+  }
 
  private:
   const TemporaryDirectory directory_;
