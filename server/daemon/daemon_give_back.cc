@@ -17,7 +17,6 @@
 #include "server/base/log.h"
 #include "server/daemon/daemon.h"
 #include "server/daemon/registry.h"
-#include "server/replacement/policy.h"
 #include "server/space/device_budget.h"
 #include "server/space/freed_memory.h"
 #include "server/space/session.h"
@@ -34,10 +33,9 @@ constexpr int kStepsTogether = 16;
 constexpr auto kWaitPause = std::chrono::milliseconds(1), kLongestPause = std::chrono::milliseconds(8);
 // A slab that goes to a space under pressure, or is beyond a tenant's share, is asked for so long.
 constexpr uint64_t kLevelMs = 1000;
-// What leaves a space next is to be worth so many times less than what leaves another next, as if that had been idle for so much
-// longer, before it gives memory to that one: else a slab would go back and forth between two that are alike.
-constexpr double kMuchLess = 2;
-constexpr uint64_t kOlderMs = 500;
+// The last block of a space is to be worth so many times less than one more to another before it gives memory to that one: else a
+// slab would go back and forth between two that are alike, since either is known to some percent (pool/reuse_curve.h).
+constexpr double kMuchLess = 1.3;
 // A space gives so many slabs at a time of what no session uses, or of what is another's own.
 constexpr uint32_t kSlabsTogether = 8;
 // While a space has less than its own, those that have more leave so much of a device to it, or it would evict until they have
@@ -87,8 +85,7 @@ bool OnlyItsTenantIsFull(const Space& space, const DeviceBudget& budget) {
          std::all_of(facts.rank_devices.begin(), facts.rank_devices.end(), has_room);
 }
 
-// What the block that would leave next saves, if it stays, for each of its bytes and each millisecond; none: there is no such
-// block, or the policy can't say.
+// What one block of a space saves, for each of its bytes and each millisecond.
 struct Worth {
   std::string_view tenant;        // It lives as long as its space.
   double tokens = 0;              // Tokens that are not computed.
@@ -102,28 +99,28 @@ struct Worth {
   }
 };
 
-// `older_ms`: as if it had been idle for so much longer.
-std::optional<Worth> WorthOfNext(const Space& space, uint64_t older_ms)
-    ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu) {
-  BlockId next;
+struct Worths {
+  Worth last, next;  // Of the last block that it has, and of one more.
+};
+
+Worths WorthsOf(const Space& space) ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu) {
   const BlockPool& pool = space.state.pool;
-  if (pool.policy().Upcoming({&next, 1}) == 0) return std::nullopt;
-  const absl::StatusOr<BlockView> view = pool.View(next, space.NowMs());
-  if (!view.ok()) return std::nullopt;
   const uint64_t tokens = space.facts.layout.groups(0).tokens_per_block();
-  // What was idle for T is asked for in the next moment with a chance of 1 / T, if it is ever asked for again.
-  const double chance = pool.reuse_share() /
-                        static_cast<double>(std::max<uint64_t>(view->idle_ms + older_ms, 1)) /
-                        static_cast<double>(space.facts.geometry.block_stride_bytes);
-  Worth worth{
-      .tenant = space.facts.tenant, .tokens = chance * static_cast<double>(tokens), .seconds = std::nullopt};
   // It is as deep in a prompt as those that are asked for are on average.
   const PoolCounters& counters = pool.counters();
   const uint64_t before = counters.lookups == 0 ? 0 : counters.lookup_tokens / counters.lookups / 2;
   // Times of short prompts may not depend on how many tokens there are.
   const std::optional<double> seconds = space.state.below.prefill.Saved(tokens, before);
-  if (seconds.value_or(0) > 0) worth.seconds = chance * *seconds;
-  return worth;
+  const auto worth_of = [&](double hits) {
+    const double chance = hits / static_cast<double>(space.facts.geometry.block_stride_bytes);
+    Worth worth{.tenant = space.facts.tenant,
+                .tokens = chance * static_cast<double>(tokens),
+                .seconds = std::nullopt};
+    if (seconds.value_or(0) > 0) worth.seconds = chance * *seconds;
+    return worth;
+  };
+  const ReuseCurve::Slopes slopes = pool.reuse(space.state.growth.max_blocks(), space.NowMs());
+  return {.last = worth_of(slopes.last), .next = worth_of(slopes.next)};
 }
 
 // A space that may give, and what is under way there.
@@ -652,10 +649,10 @@ void Daemon::KeepWithinShares(const std::vector<std::shared_ptr<Space>>& spaces)
 }
 
 bool Daemon::LevelWorths(const std::shared_ptr<Space>& needy, uint64_t bytes) {
-  std::optional<Worth> own;
+  Worth own;
   {
     SpaceLock lock(*needy);
-    own = WorthOfNext(*needy, kOlderMs);
+    own = WorthsOf(*needy).next;
   }
   const SpaceFacts& facts = needy->facts;
   // What others gave beyond its tenant's share would be of no use to it.
@@ -671,7 +668,7 @@ bool Daemon::LevelWorths(const std::shared_ptr<Space>& needy, uint64_t bytes) {
   const bool for_reserve = bytes > facts.geometry.unit_bytes;
   std::shared_ptr<Space> giver;
   bool unused = false;
-  std::optional<Worth> least;  // What leaves that one next; none: nothing does.
+  Worth least;                 // What the last block of that one is worth.
   std::optional<Donor> above;  // The one that has most for its weight, of those beyond their shares.
   std::optional<Donor> lower;  // The same of the lowest class there is below its own, whatever is whose.
   for (const std::shared_ptr<Space>& space : spaces) {
@@ -695,20 +692,15 @@ bool Daemon::LevelWorths(const std::shared_ptr<Space>& needy, uint64_t bytes) {
     if (weighted && !without_sessions) {
       // What is its own, and is used, it keeps, however long some of it was idle.
       const bool is_above = !shares.Within(*space, space->slab_bytes(), full);
-      if (!is_above && (for_reserve || space->state.growth.short_of_blocks())) continue;
+      if (!is_above && (for_reserve || !space->state.growth.has_unused_slab())) continue;
       const Donor donor{
           .space = space, .bytes = space->slab_bytes(), .part = shares.PartOf(*space), .priority = of_space};
       if (is_below && is_above && (!above.has_value() || *above < donor)) above = donor;
     }
     if (for_reserve && !without_sessions) continue;
-    const std::optional<Worth> worth = WorthOfNext(*space, 0);
-    if (!without_sessions) {
-      if (unused || !own.has_value() || !worth.has_value() || !worth->IsLess(*own, kMuchLess)) continue;
-    }
-    if (giver != nullptr && without_sessions == unused && worth.has_value() &&
-        (!least.has_value() || !worth->IsLess(*least, 1))) {
-      continue;
-    }
+    const Worth worth = WorthsOf(*space).last;
+    if (!without_sessions && (unused || !worth.IsLess(own, kMuchLess))) continue;
+    if (giver != nullptr && without_sessions == unused && !worth.IsLess(least, 1)) continue;
     unused = without_sessions;
     least = worth;
     giver = space;

@@ -416,7 +416,7 @@ const ReplacementPolicy& BlockPool::policy() const { return *rep_->policy.asked(
 
 uint64_t BlockPool::bookkeeping_bytes() const {
   const Rep& r = *rep_;
-  return r.records.bytes() + r.index.bytes() + r.ghosts.bytes() +
+  return r.records.bytes() + r.index.bytes() + r.ghosts.bytes() + r.reuse.bytes() +
          static_cast<uint64_t>(r.policy.asked()->bytes_per_block() * r.options.max_blocks);
 }
 
@@ -453,7 +453,9 @@ absl::StatusOr<BlockView> BlockPool::View(BlockId block, TimeMs now) const {
   return view;
 }
 
-double BlockPool::reuse_share() const { return rep_->reuse.share(); }
+ReuseCurve::Slopes BlockPool::reuse(uint32_t most, TimeMs now) const {
+  return rep_->reuse.At(capacity(), most, now);
+}
 
 BlockRef BlockPool::Find(const BlockKey& key) const {
   const uint32_t b = rep_->Find(key);

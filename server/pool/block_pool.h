@@ -76,6 +76,7 @@
 #include "absl/types/span.h"
 #include "proto/support/block_ref.h"
 #include "server/pool/pool_types.h"
+#include "server/pool/reuse_curve.h"
 #include "server/pool/undo_log.h"
 
 namespace kvpool {
@@ -334,8 +335,8 @@ class BlockPool {
   // The session's unused guarantee: what it can lease whatever others do.
   uint32_t guaranteed_free(Holder session) const;
   const ReplacementPolicy& policy() const;
-  // Which part of what is cached is asked for again (reuse_share.h).
-  double reuse_share() const;
+  // Hits that the last block of its capacity brings, and that one more would, where it can have `most`.
+  ReuseCurve::Slopes reuse(uint32_t most, TimeMs now) const;
   // The policy is told of events a little later than they happen (policy_feed.h): at the latest when it is asked
   // something, and here. Is there enough to tell that it is worth a call that no verb waits for?
   void TellPolicy();

@@ -68,7 +68,6 @@ void PoolRep::Matching::Regret(PoolRep* rep, uint64_t hash, const BlockKey& key)
   if (ghost == nullptr || ghost->number() != 0 || rep->index.Find(hash, key) != 0) return;
   ghost->set_number(1);
   ++rep->counters.regret;
-  rep->reuse.Regretted();
 }
 
 void PoolRep::Matching::CountMissed(PoolRep* rep, absl::Span<const BlockKey> keys) {
@@ -79,7 +78,10 @@ void PoolRep::Matching::CountMissed(PoolRep* rep, absl::Span<const BlockKey> key
       hashes[i] = HashKey(keys[i]);
       rep->ghosts.Prefetch(hashes[i]);
     }
-    for (size_t i = 0; i < n; ++i) Regret(rep, hashes[i], keys[i]);
+    for (size_t i = 0; i < n; ++i) {
+      rep->reuse.Ask(hashes[i], rep->now_ms);
+      Regret(rep, hashes[i], keys[i]);
+    }
   }
 }
 
@@ -231,8 +233,7 @@ void PoolRep::Matching::Take(uint64_t steps, MatchOutcome* out) {
     }
     for (uint64_t i = first; i < end; ++i) {
       BlockRecord& record = r_.records[ids[i]];
-      // What others hold does not leave: it says nothing of what may.
-      if (record.state() == BlockState::kCached) r_.reuse.Reused();
+      r_.reuse.Ask(HashKey(queries_[q].keys[i]), r_.now_ms);
       r_.AddRef(ids[i], holder_);
       r_.AddHold(&s, ids[i]);
       record.accessed_ms = now32;

@@ -56,6 +56,7 @@ PoolRep::PoolRep(const PoolOptions& pool_options, std::unique_ptr<ReplacementPol
       records(RecordsOf(table, pool_options.max_blocks)),
       index(pool_options.max_blocks, &records),
       ghosts(GhostsOf(pool_options)),
+      reuse(pool_options.max_blocks),
       policy(std::move(replacement)),
       free(pool_options.max_blocks),
       lease_order(pool_options.max_blocks, pool_options.slab_blocks),
@@ -309,7 +310,6 @@ void PoolRep::Evict(uint32_t b, EvictReason reason, std::vector<Eviction>* log) 
     direct_evictions.push_back(eviction);
   }
   ++counters.evicted[static_cast<size_t>(reason)];
-  reuse.Evicted();
 
   Withdraw(b);
   policy.OnEvict(BlockId{b});

@@ -26,7 +26,7 @@
 #include "server/pool/pool_table.h"
 #include "server/pool/pool_types.h"
 #include "server/pool/prefix_index.h"
-#include "server/pool/reuse_share.h"
+#include "server/pool/reuse_curve.h"
 #include "server/replacement/parts/past_contents.h"
 #include "server/replacement/policy.h"
 
@@ -276,7 +276,7 @@ class PoolRep final {
   // The keys that were evicted lately, and when: for miss reasons, regret and Explain, never whether a block may be used, since
   // two keys may, very rarely, have one hash. Their number is 1 once the eviction was regretted.
   PastContents ghosts;
-  ReuseShare reuse;
+  ReuseCurve reuse;
   PolicyFeed policy;
   bool stand_in = false;      // True from Recover until a policy has taken over.
   bool handing_over = false;  // A HandOver copies what it will tell its policy.

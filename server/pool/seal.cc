@@ -103,6 +103,7 @@ SealVerdict PoolRep::SealOne(Holder session, const SealEntry& entry, uint64_t ha
                   {.hash = hash, .parent = BlockId{same_group ? parent : 0}, .now_ms = now_ms});
   --s.leased;
   index.Insert(hash, b);
+  reuse.Write(hash, now_ms);
   for (const BlockKey& alias : scratch_aliases) index.AddAlias(alias, b);
   ++counters.sealed;
   return {.verdict = Verdict::kDone, .canonical = RefOf(b)};

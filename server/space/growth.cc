@@ -230,6 +230,11 @@ bool Growth::short_of_blocks() const {
   return uint64_t{spare_blocks()} + coming_blocks() < std::max(ahead_blocks_, wanted_blocks_);
 }
 
+bool Growth::has_unused_slab() const {
+  const uint64_t slab = facts_.geometry.blocks_in(facts_.geometry.slab_bytes);
+  return uint64_t{spare_blocks()} + coming_blocks() >= std::max(ahead_blocks_, wanted_blocks_) + slab;
+}
+
 void Growth::set_may_grow(bool may_grow) {
   may_grow_ = may_grow;
   EndIfDone();

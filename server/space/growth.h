@@ -147,6 +147,8 @@ class Growth {
   // The same, or a slab is on its way to the members.
   bool WantsSlab() const { return !all_entered() || NeedsSlab(); }
   bool short_of_blocks() const;
+  // It would not be short without one slab of its own.
+  bool has_unused_slab() const;
   // As far as is known there is room in the space and in the budget.
   bool may_grow() const { return may_grow_ && !leaving_.has_value(); }
   void set_may_grow(bool may_grow);

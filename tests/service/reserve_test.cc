@@ -93,15 +93,16 @@ TEST_F(ReserveTest, AnOpeningThatWaitsKeepsNoMoreThanItAsksFor) {
   StartDaemon(16);
   const auto waiting = OpenOf("one", "a"), other = OpenOf("two", "b"), gives = OpenOf("three", "c");
   const std::vector<Engine*> all = {waiting.get(), other.get(), gives.get()};
-  waiting->Release(LeaseUpTo(8 * kSlabBlocks - 2, waiting.get(), all));
-  gives->Release(LeaseUpTo(4 * kSlabBlocks - 2, gives.get(), all));
-  const auto churn = [&](const std::string& name) {
+  Fill(waiting.get(), 8);
+  Fill(gives.get(), 4);
+  // It holds what it has, and caches nothing, so that nobody gives it more.
+  const auto lease_more = [&] {
     for (int i = 0; i < 20; ++i) {
-      Churn(other.get(), name + std::to_string(i));
+      other->LeaseAsked(8, 1);
       Settle(all);
     }
   };
-  churn("full");
+  lease_more();
   ASSERT_EQ(Used(), 16 * kSlabBlocks * kBlockBytes);
   const uint64_t slabs = Space(1).slabs;
   // It unmaps nothing.
@@ -121,7 +122,7 @@ TEST_F(ReserveTest, AnOpeningThatWaitsKeepsNoMoreThanItAsksFor) {
   while (Space(0).give_back.asked == 0 && !over) std::this_thread::yield();
   SetShare(2, [](v1::SetShareRequest* request) { request->set_limit_blocks(kSlabBlocks); });
   GoOn(all);
-  churn("more");
+  lease_more();
   EXPECT_GT(Space(1).slabs, slabs);
   given_up = true;
   opening.join();

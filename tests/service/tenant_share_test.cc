@@ -122,6 +122,7 @@ TEST_F(TenantShareTest, NoRoomIsLeftForATenantAtItsShare) {
   StartDaemon(64);
   const auto a = OpenWith(15, "one", "a"), three = OpenWith(4, "three", "a");
   ASSERT_EQ(Space(0).slabs, 16u);
+  Fill(a.get(), 15);
   SetWeight(0, 1);
   for (int round = 0; round < 100; ++round) {
     Churn(three.get(), std::to_string(round));
