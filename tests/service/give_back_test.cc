@@ -925,6 +925,7 @@ TEST_F(GiveBackTest, ASessionIsToldHowLongItsLeasesAreWaitedFor) {
 
 // The opening is refused then, and who kept it from memory is counted.
 TEST_F(GiveBackTest, WhoKeepsAnOpeningWaitingIsLate) {
+  options_.give_back_ms = GiveBack::kLeastAnswerMs;
   StartDaemon(3);
   const auto a = OpenEngine(OpenRequest("a"), "a");
   std::vector<uint64_t> all = LeaseAll(a.get(), 3 * kSlabBlocks - 2);
