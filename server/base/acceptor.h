@@ -26,8 +26,8 @@ class Acceptor {
 
   enum class Kind : uint8_t {
     kConnection,
-    kWithoutFiles,  // To be refused, and closed before the next call: its descriptor is the one that is kept.
-    kNone,          // The epoll set says when there may be another.
+    kWithoutFiles,  // Its descriptor is the one that is kept: whoever called refuses and closes it before the next call.
+    kNone,  // The epoll set says when there may be another.
   };
   struct Arrival {
     Kind kind = Kind::kNone;

@@ -311,7 +311,9 @@ TEST_F(MetricsTlsTest, NewFilesCountFromTheNextConnectionOn) {
 
 // A pipe without a writer would keep the thread that has all connections, and a device has no end.
 TEST_F(MetricsTlsTest, WhatIsNoFileOrTooLargeKeepsNobody) {
-  const TlsFiles files = Files("ours");
+  // The client reads its own.
+  std::filesystem::copy_file(File("ours.pem"), File("ca.pem"));
+  const TlsFiles files = Files("ca");
   auto daemon = DaemonProcess::Start(
       {.flags = {"--metrics-tls-cert=" + files.certificate, "--metrics-tls-key=" + files.key,
                  "--metrics-tls-client-ca=" + files.client_ca}});

@@ -111,13 +111,19 @@ TEST_F(LateTest, WhoGaveAllBackIsNot) {
 TEST_F(LateTest, WhoIsAskedInTheLastMomentIsNot) {
   const auto a = HoldsOne();
   const uint64_t deadline_ms = clock_.NowMs() + 1000;
+  // Nothing is to be had while a process has yet to map the slabs.
+  const auto second = Attach("a2");
+  ASSERT_TRUE(second->Open(OpenRequest("a")).ok());
   Limit(kSlabBlocks);
-  clock_.Advance(901);
+  Housekeep(10);
+  ASSERT_EQ(Space(0).give_back.asked, 1);
+  clock_.Advance(1000 - GiveBack::kLeastAnswerMs + 1);
+  second->MapSlabs();
   Housekeep(10);
   const v1::StepResponse pending = a->Pending();
   ASSERT_EQ(pending.notices_size(), 1) << pending.ShortDebugString();
   EXPECT_EQ(pending.notices(0).deadline_ms(), deadline_ms - clock_.NowMs());
-  clock_.Advance(99);
+  clock_.Advance(GiveBack::kLeastAnswerMs - 1);
   Housekeep(3);
   EXPECT_EQ(Space(0).give_back.missed, 1);
   EXPECT_EQ(Space(0).give_back.late, 0);

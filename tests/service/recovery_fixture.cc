@@ -146,6 +146,7 @@ v1::OpenSession RecoveryTest::Request() const {
   *request.mutable_role() = role_;
   request.set_warmup(warmup_);
   request.set_guaranteed_blocks(guaranteed_);
+  request.set_max_space_bytes(max_space_bytes_);
   return request;
 }
 
