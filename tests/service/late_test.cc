@@ -109,22 +109,10 @@ TEST_F(LateTest, WhoGaveAllBackIsNot) {
 
 // It is asked, and its answer would count.
 TEST_F(LateTest, WhoIsAskedInTheLastMomentIsNot) {
+  options_.give_back_ms = GiveBack::kLeastAnswerMs - 1;
   const auto a = HoldsOne();
-  const uint64_t deadline_ms = clock_.NowMs() + 1000;
-  // Nothing is to be had while a process has yet to map the slabs.
-  const auto second = Attach("a2");
-  ASSERT_TRUE(second->Open(OpenRequest("a")).ok());
-  Limit(kSlabBlocks);
-  Housekeep(10);
-  ASSERT_EQ(Space(0).give_back.asked, 1);
-  clock_.Advance(1000 - GiveBack::kLeastAnswerMs + 1);
-  second->MapSlabs();
-  Housekeep(10);
-  const v1::StepResponse pending = a->Pending();
-  ASSERT_EQ(pending.notices_size(), 1) << pending.ShortDebugString();
-  EXPECT_EQ(pending.notices(0).deadline_ms(), deadline_ms - clock_.NowMs());
-  clock_.Advance(GiveBack::kLeastAnswerMs - 1);
-  Housekeep(3);
+  Refusal(20);
+  EXPECT_THAT(a->Pending().ShortDebugString(), HasSubstr("memory is to be given back"));
   EXPECT_EQ(Space(0).give_back.missed, 1);
   EXPECT_EQ(Space(0).give_back.late, 0);
 }
