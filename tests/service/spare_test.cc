@@ -15,7 +15,23 @@ namespace {
 
 using ::testing::HasSubstr;
 
-class SpareTest : public GiveBackTest {};
+class SpareTest : public GiveBackTest {
+ protected:
+  // Of five slabs model "a" has three and "c" two, all of them full of cached blocks.
+  void FillTwo() {
+    StartDaemon(5);
+    a_ = OpenEngine(OpenRequest("a"), "a");
+    const auto limit = [this](uint32_t blocks) {
+      SetShare(0, [&](v1::SetShareRequest* request) { request->set_limit_blocks(blocks); });
+    };
+    limit(3 * kSlabBlocks - 1);
+    Fill(a_.get(), 3);
+    c_ = OpenEngine(OpenRequest("c"), "c");
+    Fill(c_.get(), 2);
+    limit(0);
+  }
+  std::unique_ptr<Engine> a_, c_;
+};
 
 // Two slabs have 31 blocks beside the null block.
 TEST_F(SpareTest, ASlabIsNoSpareWhereOneBlockOfItIsNeeded) {
@@ -51,19 +67,17 @@ TEST_F(SpareTest, WhatIsHeldBeyondALimitIsNotAskedFor) {
 // It would take from one that waits what that is about to be given.
 TEST_F(SpareTest, ASpaceThatWaitsForMemoryIsNotAskedForItsOwn) {
   options_.give_back_ms = 400;
-  StartDaemon(5);
-  const auto a = OpenEngine(OpenRequest("a"), "a");
-  Fill(a.get(), 3);
-  const auto c = OpenEngine(OpenRequest("c"), "c");
-  Fill(c.get(), 2);
-  c->peer->on_leave = nullptr;
+  ASSERT_NO_FATAL_FAILURE(FillTwo());
+  c_->peer->on_leave = nullptr;
   const auto second = Attach("a2");
+  std::atomic<bool> over{false};
   std::thread opening([&] {
     v1::OpenSession request = OpenRequest("a");
     request.set_guaranteed_blocks(3 * kSlabBlocks + 4);
     EXPECT_FALSE(second->Open(request).ok());
+    over = true;
   });
-  while (Space(1).give_back.asked == 0) std::this_thread::yield();
+  while (Space(1).give_back.asked == 0 && !over) std::this_thread::yield();
   EXPECT_THAT(Refusal(10), HasSubstr("it waits for memory itself"));
   opening.join();
   EXPECT_EQ(Space(0).give_back.asked, 0);
@@ -72,12 +86,8 @@ TEST_F(SpareTest, ASpaceThatWaitsForMemoryIsNotAskedForItsOwn) {
 // A member has a while to unmap what it was asked for.
 TEST_F(SpareTest, WhereASlabIsNotUnmappedAnotherSpaceIsAsked) {
   options_.give_back_ms = 60'000;
-  StartDaemon(5);
-  const auto a = OpenEngine(OpenRequest("a"), "a");
-  Fill(a.get(), 3);
-  const auto c = OpenEngine(OpenRequest("c"), "c");
-  Fill(c.get(), 2);
-  a->peer->on_leave = nullptr;
+  ASSERT_NO_FATAL_FAILURE(FillTwo());
+  a_->peer->on_leave = nullptr;
   // The test's clock stands still: whoever waits must not wait for it.
   std::atomic<bool> done{false};
   std::thread time([&] {
@@ -91,7 +101,7 @@ TEST_F(SpareTest, WhereASlabIsNotUnmappedAnotherSpaceIsAsked) {
   done = true;
   time.join();
   EXPECT_TRUE(opened.ok()) << opened;
-  EXPECT_EQ(a->peer->leaves().size(), 1u);
+  EXPECT_EQ(a_->peer->leaves().size(), 1u);
   EXPECT_EQ(Space(1).give_back.slabs, 1);
 }
 
