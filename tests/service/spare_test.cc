@@ -102,6 +102,7 @@ TEST_F(SpareTest, WhereASlabIsNotUnmappedAnotherSpaceIsAsked) {
   time.join();
   EXPECT_TRUE(opened.ok()) << opened;
   EXPECT_EQ(a_->peer->leaves().size(), 1u);
+  EXPECT_EQ(Space(0).give_back.missed, 0) << "there was time left";
   EXPECT_EQ(Space(1).give_back.slabs, 1);
 }
 
