@@ -17,9 +17,9 @@ using ::testing::HasSubstr;
 
 class SpareTest : public GiveBackTest {
  protected:
-  // Of five slabs model "a" has three and "c" two, all of them full of cached blocks.
-  void FillTwo() {
-    StartDaemon(5);
+  // Model "a" has three slabs and "c" the others, all of them full of cached blocks.
+  void FillTwo(uint32_t of_c) {
+    StartDaemon(3 + of_c);
     a_ = OpenEngine(OpenRequest("a"), "a");
     const auto limit = [this](uint32_t blocks) {
       SetShare(0, [&](v1::SetShareRequest* request) { request->set_limit_blocks(blocks); });
@@ -27,7 +27,7 @@ class SpareTest : public GiveBackTest {
     limit(3 * kSlabBlocks - 1);
     Fill(a_.get(), 3);
     c_ = OpenEngine(OpenRequest("c"), "c");
-    Fill(c_.get(), 2);
+    Fill(c_.get(), of_c);
     limit(0);
   }
   std::unique_ptr<Engine> a_, c_;
@@ -67,7 +67,7 @@ TEST_F(SpareTest, WhatIsHeldBeyondALimitIsNotAskedFor) {
 // It would take from one that waits what that is about to be given. What it has can't come, which is known at once.
 TEST_F(SpareTest, ASpaceThatWaitsForMemoryIsNotAskedForItsOwn) {
   options_.give_back_ms = 2000;
-  ASSERT_NO_FATAL_FAILURE(FillTwo());
+  ASSERT_NO_FATAL_FAILURE(FillTwo(2));
   c_->peer->on_leave = nullptr;
   const auto second = Attach("a2");
   std::atomic<bool> over{false};
@@ -84,10 +84,10 @@ TEST_F(SpareTest, ASpaceThatWaitsForMemoryIsNotAskedForItsOwn) {
   opening.join();
 }
 
-// A member has a while to unmap what it was asked for.
+// A member has a while to unmap what it was asked for, also once nobody waits for it any more.
 TEST_F(SpareTest, WhereASlabIsNotUnmappedAnotherSpaceIsAsked) {
   options_.give_back_ms = 60'000;
-  ASSERT_NO_FATAL_FAILURE(FillTwo());
+  ASSERT_NO_FATAL_FAILURE(FillTwo(3));
   a_->peer->on_leave = nullptr;
   // The test's clock stands still: whoever waits must not wait for it.
   std::atomic<bool> done{false};
@@ -98,13 +98,49 @@ TEST_F(SpareTest, WhereASlabIsNotUnmappedAnotherSpaceIsAsked) {
     }
   });
   std::unique_ptr<Engine> b;
-  const absl::Status opened = OpenB(10, &b);
+  const absl::Status first = OpenB(10, &b);
+  std::unique_ptr<Engine> d = Attach("d");
+  v1::OpenSession request = OpenRequest("d");
+  request.set_guaranteed_blocks(10);
+  const absl::Status second = d->Open(request);
   done = true;
   time.join();
-  EXPECT_TRUE(opened.ok()) << opened;
+  EXPECT_TRUE(first.ok()) << first;
+  EXPECT_TRUE(second.ok()) << second;
   EXPECT_EQ(a_->peer->leaves().size(), 1u);
   EXPECT_EQ(Space(0).give_back.missed, 0) << "there was time left";
-  EXPECT_EQ(Space(1).give_back.slabs, 1);
+  EXPECT_EQ(Space(1).give_back.slabs, 2);
+}
+
+class SinkTest : public HolesTest {};
+
+// A session's sink keeps its slab for as long as the session is there, whatever else is in it.
+TEST_F(SinkTest, WhatIsLeasedElsewhereIsAskedFor) {
+  StartDaemon(3);
+  const auto a = OpenEngine(OpenRequest("a"), "a");
+  std::vector<uint64_t> first, second, last, rest;
+  uint32_t in_second = 0, in_last = 0;
+  for (const uint64_t block : LeaseAll(a.get(), 3 * kSlabBlocks - 2)) {
+    const uint32_t slab = IdOf(block) / kSlabBlocks;
+    if (slab == 1 && in_second++ < 3) {
+      second.push_back(block);
+    } else if (slab == 2 && in_last++ < 2) {
+      last.push_back(block);
+    } else {
+      (slab == 0 ? first : rest).push_back(block);
+    }
+  }
+  a->Release(rest);
+  const auto b = OpenEngine(OpenRequest("a"), "b");
+  ASSERT_EQ(Index(b->member->session->sink.id) / kSlabBlocks, 1u);
+  a->Release(second);
+  a->Pending();
+  SetShare(0, [](v1::SetShareRequest* request) { request->set_limit_blocks(2 * kSlabBlocks); });
+  for (int i = 0; i < 10; ++i) daemon_->HousekeepOnce();
+  EXPECT_THAT(a->Pending().ShortDebugString(), HasSubstr("memory is to be given back"));
+  a->Release(last);
+  GoOn({a.get(), b.get()});
+  EXPECT_EQ(Left(*a), std::vector<uint32_t>{2});
 }
 
 }  // namespace
