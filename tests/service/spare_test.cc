@@ -112,10 +112,10 @@ TEST_F(SpareTest, WhereASlabIsNotUnmappedAnotherSpaceIsAsked) {
   EXPECT_EQ(Space(1).give_back.slabs, 2);
 }
 
-class SinkTest : public HolesTest {};
+class WhichSlabTest : public HolesTest {};
 
 // A session's sink keeps its slab for as long as the session is there, whatever else is in it.
-TEST_F(SinkTest, WhatIsLeasedElsewhereIsAskedFor) {
+TEST_F(WhichSlabTest, WhatIsLeasedElsewhereIsAskedFor) {
   StartDaemon(3);
   const auto a = OpenEngine(OpenRequest("a"), "a");
   std::vector<uint64_t> first, second, last, rest;
@@ -140,6 +140,15 @@ TEST_F(SinkTest, WhatIsLeasedElsewhereIsAskedFor) {
   EXPECT_THAT(a->Pending().ShortDebugString(), HasSubstr("memory is to be given back"));
   a->Release(last);
   GoOn({a.get(), b.get()});
+  EXPECT_EQ(Left(*a), std::vector<uint32_t>{2});
+}
+
+TEST_F(WhichSlabTest, OfTwoThatAreEmptyTheLaterOneGoes) {
+  StartDaemon(3);
+  const auto a = OpenEngine(OpenRequest("a"), "a");
+  a->Release(LeaseAll(a.get(), 3 * kSlabBlocks - 2));
+  SetShare(0, [](v1::SetShareRequest* request) { request->set_limit_blocks(2 * kSlabBlocks); });
+  GoOn({a.get()});
   EXPECT_EQ(Left(*a), std::vector<uint32_t>{2});
 }
 
