@@ -153,6 +153,24 @@ TEST_F(LateTest, WhoHasNothingButItsSinkThereIsNot) {
   EXPECT_EQ(Space(0).give_back.late, 0);
 }
 
+TEST_F(LateTest, WhoHasUnmappedInTimeIsNotBesideOneThatHasNot) {
+  StartDaemon(3);
+  const auto a = OpenEngine(OpenRequest("a"), "a"), b = OpenEngine(OpenRequest("a"), "b");
+  a->Release(LeaseUpTo(3 * kSlabBlocks - 3, a.get(), {a.get(), b.get()}));
+  ASSERT_EQ(Space(0).slabs, 3);
+  b->peer->on_leave = nullptr;
+  Limit(2 * kSlabBlocks);
+  Housekeep(10);
+  ASSERT_EQ(a->peer->leaves().size(), 1u);
+  ASSERT_EQ(b->peer->leaves().size(), 1u);
+  testing::internal::CaptureStderr();
+  clock_.Advance(1000);
+  Housekeep(3);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              AllOf(HasSubstr("(b, pid "), Not(HasSubstr("(a, pid "))));
+  EXPECT_EQ(Space(0).give_back.late, 1);
+}
+
 // ---- What the log says of them
 
 class LateLogTest : public LateTest {
