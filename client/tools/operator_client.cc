@@ -49,9 +49,9 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const Endpoint& endpo
         "TLS only");
   }
   grpc::SslCredentialsOptions tls;
-  ASSIGN_OR_RETURN(tls.pem_root_certs, ReadFlagFile("tls-ca", endpoint.tls_ca));
-  ASSIGN_OR_RETURN(tls.pem_cert_chain, ReadFlagFile("tls-cert", endpoint.tls_cert));
-  ASSIGN_OR_RETURN(tls.pem_private_key, ReadFlagFile("tls-key", endpoint.tls_key));
+  ASSIGN_OR_RETURN(tls.pem_root_certs, ReadFlagFileOrPipe("tls-ca", endpoint.tls_ca));
+  ASSIGN_OR_RETURN(tls.pem_cert_chain, ReadFlagFileOrPipe("tls-cert", endpoint.tls_cert));
+  ASSIGN_OR_RETURN(tls.pem_private_key, ReadFlagFileOrPipe("tls-key", endpoint.tls_key));
   if (!endpoint.tls_name.empty()) arguments.SetSslTargetNameOverride(endpoint.tls_name);
   return grpc::CreateCustomChannel(endpoint.address, grpc::SslCredentials(tls), arguments);
 }

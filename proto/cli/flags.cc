@@ -1,6 +1,7 @@
 #include "proto/cli/flags.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -225,12 +226,20 @@ std::string Flags::Help() const {
   return text;
 }
 
-absl::StatusOr<std::string> ReadFlagFile(absl::string_view flag, const std::string& path) {
+namespace {
+
+enum class FlagFile : uint8_t { kRegular, kAny };
+
+absl::StatusOr<std::string> Read(absl::string_view flag, const std::string& path, FlagFile kind) {
   const auto failed = [&](absl::string_view why) {
     return absl::InvalidArgumentError(absl::StrCat("--", flag, "=", path, ": cannot read it: ", why));
   };
-  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file.valid()) return failed(std::strerror(errno));
+  // Without O_NONBLOCK the opening of a named pipe waits for a writer.
+  const UniqueFd file(
+      open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | (kind == FlagFile::kRegular ? O_NONBLOCK : 0)));
+  struct stat facts {};
+  if (!file.valid() || fstat(file.get(), &facts) != 0) return failed(std::strerror(errno));
+  if (kind == FlagFile::kRegular && !S_ISREG(facts.st_mode)) return failed("it is no regular file");
   std::string text;
   std::array<char, 16384> bytes;
   while (text.size() <= kMostFileBytes) {
@@ -244,6 +253,16 @@ absl::StatusOr<std::string> ReadFlagFile(absl::string_view flag, const std::stri
   if (text.size() > kMostFileBytes)
     return failed(absl::StrCat("it has more than ", kMostFileBytes, " bytes"));
   return text;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ReadFlagFile(absl::string_view flag, const std::string& path) {
+  return Read(flag, path, FlagFile::kRegular);
+}
+
+absl::StatusOr<std::string> ReadFlagFileOrPipe(absl::string_view flag, const std::string& path) {
+  return Read(flag, path, FlagFile::kAny);
 }
 
 }  // namespace kvpool

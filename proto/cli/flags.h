@@ -75,8 +75,12 @@ class Flags {
 };
 
 // The content of the file that a flag names. INVALID_ARGUMENT, with flag, path and the cause: it can't be read, is
-// empty, or has more than a mebibyte.
+// no regular file, is empty, or has more than a mebibyte.
+//
+// The daemon reads its files again while it serves, on threads that may wait for nobody: a pipe could keep them for ever.
 absl::StatusOr<std::string> ReadFlagFile(absl::string_view flag, const std::string& path);
+// A pipe is as good, and is waited for: for tools that read once, `--tls-key <(vault …)`.
+absl::StatusOr<std::string> ReadFlagFileOrPipe(absl::string_view flag, const std::string& path);
 
 }  // namespace kvpool
 

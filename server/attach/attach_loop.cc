@@ -1,7 +1,6 @@
 #include "server/attach/attach_loop.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -61,11 +60,10 @@ absl::Status AttachLoop::Watch(int fd, uint64_t key, uint32_t events) {
 absl::Status AttachLoop::WatchAll() {
   epoll_.Reset(epoll_create1(EPOLL_CLOEXEC));
   stop_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  spare_.Reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  if (!epoll_.valid() || !stop_.valid() || !spare_.valid()) {
+  if (!epoll_.valid() || !stop_.valid()) {
     return absl::UnavailableError(absl::StrCat("no descriptors for the attach server: ", strerror(errno)));
   }
-  RETURN_IF_ERROR(Watch(listener_.get(), Key(Source::kListener, 0), EPOLLIN));
+  RETURN_IF_ERROR(acceptor_.Begin(epoll_.get(), listener_.get(), Key(Source::kListener, 0), "attach"));
   RETURN_IF_ERROR(Watch(mailbox_->wake_fd(), Key(Source::kMailbox, 0), EPOLLIN));
   return Watch(stop_.get(), Key(Source::kStop, 0), EPOLLIN);
 }
@@ -114,13 +112,14 @@ bool AttachLoop::RunOnce(int timeout_ms) {
         break;
     }
   }
+  acceptor_.Resume(NowMs());
   SendPaused();
   CloseLate();
   return true;
 }
 
 int AttachLoop::TimeoutMs() const {
-  uint64_t deadline = UINT64_MAX;
+  uint64_t deadline = acceptor_.resume_ms();
   // All silent connections have the same timeout, so that the oldest one is the first to be late.
   if (!silent_.empty()) deadline = connections_.at(*silent_.begin()).deadline_ms;
   for (const uint64_t id : closing_) deadline = std::min(deadline, connections_.at(id).deadline_ms);
@@ -157,28 +156,18 @@ void AttachLoop::SendPaused() {
 
 void AttachLoop::Accept() {
   for (int i = 0; i < kAcceptsPerTurn; ++i) {
-    UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (socket.valid()) {
-      Admit(std::move(socket));
-    } else if (errno == EMFILE || errno == ENFILE) {
-      if (!AcceptWithoutFiles()) return;
-    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      return;
-    } else if (errno != EINTR && errno != ECONNABORTED) {
-      LogWarning("attach accept failed", {{"error", strerror(errno)}});
-      return;
+    auto [kind, socket, address] = acceptor_.Accept(NowMs());
+    switch (kind) {
+      case Acceptor::Kind::kConnection:
+        Admit(std::move(socket));
+        break;
+      case Acceptor::Kind::kWithoutFiles:
+        TurnAway(std::move(socket), "open_files", "the daemon is at its limit of open files");
+        break;
+      case Acceptor::Kind::kNone:
+        return;
     }
   }
-}
-
-bool AttachLoop::AcceptWithoutFiles() {
-  // Without the spare descriptor the listener would stay readable and the peer wait for ever.
-  spare_.Reset();
-  UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  const bool waiting = socket.valid();
-  if (waiting) TurnAway(std::move(socket), "open_files", "the daemon is at its limit of open files");
-  spare_.Reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  return waiting;
 }
 
 void AttachLoop::TurnAway(UniqueFd socket, std::string_view label, const std::string& reason) {

@@ -22,6 +22,7 @@
 #include "server/access/refusal_log.h"
 #include "server/attach/attach_mailbox.h"
 #include "server/attach/attach_options.h"
+#include "server/base/acceptor.h"
 #include "server/base/clock.h"
 #include "server/base/peer_process.h"
 
@@ -103,8 +104,6 @@ class AttachLoop {
   uint64_t NowMs() const { return senses_.clock->NowMs(); }
   void Accept();
   void Admit(UniqueFd socket);
-  // Turns one connection away with the spare descriptor. False: nobody was waiting.
-  bool AcceptWithoutFiles();
   // Sends `closed` on a socket that never became a connection.
   void TurnAway(UniqueFd socket, std::string_view label, const std::string& reason);
   // Makes room for one more silent (or greeted) connection of `uid`; false: there is none.
@@ -144,7 +143,7 @@ class AttachLoop {
   const std::shared_ptr<AttachMailbox> mailbox_;
   const AttachSenses senses_;
   UniqueFd epoll_, stop_;
-  UniqueFd spare_;  // Closed when no descriptor is left, to accept a connection and refuse it.
+  Acceptor acceptor_;
   uint64_t next_id_ = 1;
   std::unordered_map<uint64_t, Connection> connections_;
   std::unordered_map<uint64_t, Process> processes_;

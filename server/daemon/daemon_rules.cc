@@ -47,7 +47,9 @@ void Daemon::ApplyRules() {
                                                     {"weight", before.weight},
                                                     {"priority", PriorityClassName(before.priority_class())},
                                                     {"until", "its next opening"}});
-    } else if (after != before) {
+    } else if (after.limit_blocks != before.limit_blocks || after.weight != before.weight ||
+               after.priority_class() != before.priority_class()) {
+      // A bound on a priority that is lower than the bound changes nothing.
       LogAudit("terms of a space changed",
                LogFields{{"space", space->facts.id},
                          {"tenant", space->facts.tenant},

@@ -127,8 +127,9 @@ constexpr CounterFamily<GiveBackCounters> kGiveBackFamilies[] = {
     {&GiveBackCounters::missed, "kvpool_give_back_missed_total",
      "Times that a space did not give what it was asked for in time: what is held there can't go."},
     {&GiveBackCounters::late, "kvpool_give_back_late_total",
-     "Sessions that were asked to unmap a slab, or for leases, and had not answered when the time was "
-     "over."}};
+     "Sessions that were asked to unmap a slab, or for leases, at least 100 ms before the time was over, and "
+     "had "
+     "not answered by then."}};
 static_assert(sizeof(GiveBackCounters) == std::size(kGiveBackFamilies) * sizeof(uint64_t),
               "a counter of GiveBackCounters has no line in kGiveBackFamilies");
 // PoolCounters::evicted is in kvpool_evicted_blocks_total, split by policy.

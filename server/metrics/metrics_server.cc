@@ -2,7 +2,6 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <prometheus/text_serializer.h>
@@ -30,6 +29,8 @@
 #include "proto/support/status_macros.h"
 #include "proto/support/unique_fd.h"
 #include "server/access/refusal_log.h"
+#include "server/base/acceptor.h"
+#include "server/base/clock.h"
 #include "server/metrics/http_connection.h"
 #include "server/metrics/http_pages.h"
 
@@ -39,6 +40,8 @@ namespace {
 using Time = std::chrono::steady_clock::time_point;
 
 Time Now() { return std::chrono::steady_clock::now(); }
+
+uint64_t NowMs() { return MonotonicClock()->NowMs(); }
 
 constexpr uint64_t kListenerKey = 0, kWakeKey = 1, kFirstId = 2;
 constexpr int kAcceptsPerTurn = 64;
@@ -170,7 +173,7 @@ class MetricsServer::Rep {
 
   // ---- These belong to the thread that has the connections.
   HttpPages pages_;
-  UniqueFd spare_;  // One is kept to refuse with.
+  Acceptor acceptor_;
   Peers peers_;
   uint64_t next_id_ = kFirstId;
   std::set<std::pair<Time, uint64_t>> deadlines_;
@@ -198,14 +201,12 @@ absl::Status MetricsServer::Rep::Open(const std::string& address) {
   listener_ = *std::move(listener);
   epoll_.Reset(epoll_create1(EPOLL_CLOEXEC));
   wake_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  spare_.Reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  for (const auto& [fd, key] : {std::pair(listener_.get(), kListenerKey), std::pair(wake_.get(), kWakeKey)}) {
-    epoll_event event{.events = EPOLLIN, .data = {.u64 = key}};
-    if (!spare_.valid() || epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
-      return absl::UnavailableError(
-          absl::StrCat("no descriptors for --metrics-listen=", address, ": ", strerror(errno)));
-    }
+  epoll_event event{.events = EPOLLIN, .data = {.u64 = kWakeKey}};
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event) != 0) {
+    return absl::UnavailableError(
+        absl::StrCat("no descriptors for --metrics-listen=", address, ": ", strerror(errno)));
   }
+  RETURN_IF_ERROR(acceptor_.Begin(epoll_.get(), listener_.get(), kListenerKey, "metrics"));
   collector_ = NamedThread("metrics-text", [this] { MakeTexts(); });
   server_ = NamedThread("metrics", [this] { Serve(); });
   return absl::OkStatus();
@@ -259,35 +260,29 @@ void MetricsServer::Rep::Serve() {
         OnEvents(event.data.u64, event.events);
       }
     }
+    acceptor_.Resume(NowMs());
     for (int taken = 0; arrivals && taken < kAcceptsPerTurn; ++taken) arrivals = Accept();
     CloseLate();
   }
 }
 
 int MetricsServer::Rep::WaitMs() const {
-  if (deadlines_.empty()) return -1;
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadlines_.begin()->first - Now());
-  return static_cast<int>(std::clamp(left, std::chrono::milliseconds(0), kMostWait).count());
+  std::optional<std::chrono::milliseconds> left;
+  if (!deadlines_.empty())
+    left = std::chrono::ceil<std::chrono::milliseconds>(deadlines_.begin()->first - Now());
+  if (const uint64_t resume = acceptor_.resume_ms(), now = NowMs(); resume != UINT64_MAX) {
+    const std::chrono::milliseconds pause(resume - std::min(now, resume));
+    left = std::min(left.value_or(pause), pause);
+  }
+  if (!left.has_value()) return -1;
+  return static_cast<int>(std::clamp(*left, std::chrono::milliseconds(0), kMostWait).count());
 }
 
 // False: there is none.
 bool MetricsServer::Rep::Accept() {
-  sockaddr_storage address{};
-  socklen_t size = sizeof(address);
-  UniqueFd socket(
-      accept4(listener_.get(), reinterpret_cast<sockaddr*>(&address), &size, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!socket.valid()) {
-    if (errno == EINTR || errno == ECONNABORTED) return true;
-    if (errno != EMFILE && errno != ENFILE) return false;
-    // The connection has to be accepted to be closed: otherwise the listener stays readable.
-    spare_.Reset();
-    socket.Reset(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    const bool waited = socket.valid();
-    socket.Reset();
-    spare_.Reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
-    if (waited) Count(ScrapeRefusal::kOpenFiles);
-    return waited;
-  }
+  auto [kind, socket, address] = acceptor_.Accept(NowMs());
+  if (kind == Acceptor::Kind::kWithoutFiles) Count(ScrapeRefusal::kOpenFiles);
+  if (kind != Acceptor::Kind::kConnection) return kind != Acceptor::Kind::kNone;
   if (peers_.size() >= options_.max_connections) {
     Refuse(peers_.find(deadlines_.begin()->second), ScrapeRefusal::kDisplaced,
            absl::ResourceExhaustedError(absl::StrCat("displaced by a newer connection: at most ",

@@ -1,7 +1,6 @@
 #include "server/rpc/stream_acceptor.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -59,11 +58,10 @@ absl::StatusOr<std::unique_ptr<StreamAcceptor>> StreamAcceptor::Start(const Stre
 absl::Status StreamAcceptor::Begin() {
   epoll_.Reset(epoll_create1(EPOLL_CLOEXEC));
   stop_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  spare_.Reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  if (!epoll_.valid() || !stop_.valid() || !spare_.valid()) {
+  if (!epoll_.valid() || !stop_.valid()) {
     return absl::UnavailableError(absl::StrCat("no descriptors for the gRPC socket: ", strerror(errno)));
   }
-  RETURN_IF_ERROR(Watch(listener_.get(), kListenerKey));
+  RETURN_IF_ERROR(acceptor_.Begin(epoll_.get(), listener_.get(), kListenerKey, "gRPC"));
   return Watch(stop_.get(), kStopKey);
 }
 
@@ -81,8 +79,10 @@ absl::Status StreamAcceptor::Watch(int fd, uint64_t key) {
 }
 
 bool StreamAcceptor::RunOnce(int timeout_ms) {
-  if (!silent_.empty() && timeout_ms != 0) {
-    const uint64_t now = MonotonicClock()->NowMs(), deadline = silent_.begin()->second.deadline_ms;
+  const uint64_t deadline =
+      std::min(silent_.empty() ? UINT64_MAX : silent_.begin()->second.deadline_ms, acceptor_.resume_ms());
+  if (deadline != UINT64_MAX && timeout_ms != 0) {
+    const uint64_t now = MonotonicClock()->NowMs();
     const int left_ms = deadline <= now ? 0 : static_cast<int>(std::min<uint64_t>(deadline - now, 60000));
     timeout_ms = timeout_ms < 0 ? left_ms : std::min(timeout_ms, left_ms);
   }
@@ -101,6 +101,7 @@ bool StreamAcceptor::RunOnce(int timeout_ms) {
   }
   if (arrivals) Accept();
   const uint64_t now = MonotonicClock()->NowMs();
+  acceptor_.Resume(now);
   while (!silent_.empty() && silent_.begin()->second.deadline_ms <= now) {
     CloseOldest(
         ConnectionRefusal::kPrefaceTimeout,
@@ -111,18 +112,9 @@ bool StreamAcceptor::RunOnce(int timeout_ms) {
 
 void StreamAcceptor::Accept() {
   for (int i = 0; i < kAcceptsPerTurn; ++i) {
-    UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket.valid()) {
-      if (errno == EINTR || errno == ECONNABORTED) continue;
-      if (errno != EMFILE && errno != ENFILE) return;
-      // The connection has to be accepted to be closed: otherwise the listener stays readable and the peer
-      // waits for ever.
-      spare_.Reset();
-      socket.Reset(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      const bool waiting = socket.valid();
-      socket.Reset();
-      spare_.Reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
-      if (!waiting) return;
+    auto [kind, socket, address] = acceptor_.Accept(MonotonicClock()->NowMs());
+    if (kind == Acceptor::Kind::kNone) return;
+    if (kind == Acceptor::Kind::kWithoutFiles) {
       Refuse(ConnectionRefusal::kOpenFiles, nullptr,
              absl::ResourceExhaustedError("the daemon is at its limit of open files"));
       continue;

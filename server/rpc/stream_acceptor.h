@@ -25,6 +25,7 @@
 #include "absl/status/statusor.h"
 #include "proto/support/unique_fd.h"
 #include "server/access/refusal_log.h"
+#include "server/base/acceptor.h"
 #include "server/base/peer_process.h"
 #include "server/base/sockets.h"
 #include "server/rpc/connections.h"
@@ -91,7 +92,7 @@ class StreamAcceptor {
   const HandOver to_grpc_, to_frames_;
   const UniqueFd listener_;
   UniqueFd epoll_, stop_;
-  UniqueFd spare_;  // Closed when no descriptor is left, to accept a connection and close it.
+  Acceptor acceptor_;
   RefusalLog refusals_{"gRPC connection refused"};
   uint64_t next_id_ = 2;
   std::map<uint64_t, Silent> silent_;  // Keyed by id, which grows: the oldest is first.

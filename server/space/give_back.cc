@@ -93,6 +93,7 @@ GiveBack::LateOnes GiveBack::TakeLate(uint64_t now) {
 void GiveBack::Miss() {
   ++counters.missed;
   if (growth_.leaving().has_value()) {
+    if (!HadTime(leave_ms_)) return;
     for (const Session* session : sessions_) {
       const bool maps = std::any_of(session->members.begin(), session->members.end(), [](const auto& member) {
         return member->leaves && member->maps && !member->dead;
@@ -103,7 +104,9 @@ void GiveBack::Miss() {
   }
   for (const auto& [holder, blocks] : still_leased_) {
     const Session* const session = sessions_.of(holder);
-    if (session == nullptr || !asked_sessions_.contains(session->terms.id)) continue;
+    if (session == nullptr) continue;
+    const auto asked = asked_sessions_.find(session->terms.id);
+    if (asked == asked_sessions_.end() || !HadTime(asked->second)) continue;
     // What it had was looked at a while ago.
     const uint32_t holds = pool_.held_in(holder, pool_.going().first, pool_.going().end);
     if (const uint32_t kept = BesideSink(*session, std::min(blocks, holds)); kept > 0)
@@ -277,6 +280,7 @@ GiveBack::Next GiveBack::Step(Turn& turn, std::vector<Copy>* copies, std::vector
   if (pool_.Shrink()) {
     looked_.clear();
     looking_ = false;
+    leave_ms_ = turn.now;
     sessions_.AskToUnmap(turn, growth_.Leave(std::exchange(leaves_, {}), turn.now), until_ms_);
     waits_since_ms_ = look_ms_ = 0;
     return sessions_.all_left() ? Next::kDestroy : Next::kGoOn;
@@ -382,7 +386,7 @@ void GiveBack::AskHolders(const Turn& turn) {
     const Session* const session = sessions_.of(holder);
     if (session != nullptr && BesideSink(*session, blocks) > 0) there.insert(session->terms.id);
   }
-  std::erase_if(asked_sessions_, [&](uint64_t session) { return !there.contains(session); });
+  std::erase_if(asked_sessions_, [&](const auto& asked) { return !there.contains(asked.first); });
   if (turn.now < ask_holders_ms_) return;
   ask_holders_ms_ = turn.now + pause_ms_;
   pause_ms_ = std::min(2 * pause_ms_, kLongestAskMs);
@@ -394,7 +398,7 @@ void GiveBack::AskHolders(const Turn& turn) {
                       {.value = pool_.holdings(holder).leased,
                        .detail = "memory is to be given back",
                        .until_ms = until_ms_});
-    asked_sessions_.insert(session->terms.id);
+    asked_sessions_.emplace(session->terms.id, turn.now);
   }
 }
 

@@ -51,7 +51,8 @@ struct GiveBackCounters {
   uint64_t slabs = 0;   // Slabs that were given back.
   uint64_t asked = 0;   // Times that others asked for memory,
   uint64_t missed = 0;  // and that they had not got all of it in time.
-  uint64_t late = 0;    // Sessions that had been asked and had not answered by then, each once for each time.
+  // Sessions that had been asked kLeastAnswerMs before then, or earlier, and had not answered: each once for each time.
+  uint64_t late = 0;
 };
 
 class GiveBack {
@@ -71,6 +72,8 @@ class GiveBack {
   // They want none any more. A slab that is leaving still goes, as long as its time is not over. `in_vain`: the time of whoever
   // asked, `until_ms`, is over; another's wish goes on, if it has longer.
   void Withdraw(bool in_vain, uint64_t until_ms);
+  // Who is asked with less time left is not late: an engine answers between two of its steps.
+  static constexpr uint64_t kLeastAnswerMs = 100;
   // Sessions that were asked to unmap a slab or to give back what they have leased there, and had not when the time was over.
   struct Late {
     uint64_t session = 0;
@@ -213,6 +216,8 @@ class GiveBack {
   void NoteLate(const Session& session, uint32_t leased);
   // Of so many that it has leased in the slab: its sink, which it can't release, is asked of nobody.
   uint32_t BesideSink(const Session& session, uint32_t blocks) const;
+  // Whether who was asked then had time to answer.
+  bool HadTime(uint64_t asked_ms) const { return asked_ms + kLeastAnswerMs <= until_ms_; }
   void ForgetAsked();
   void Place(BlockRef block, bool is_source, Copy* copy) const;
 
@@ -243,8 +248,10 @@ class GiveBack {
   std::map<Holder, uint32_t> leased_;
   uint64_t ask_holders_ms_ = 0, pause_ms_ = 0;
   std::map<Holder, uint32_t> still_leased_;  // What was found the last time that the slab was gone through.
-  std::set<uint64_t> asked_sessions_;        // Sessions that were asked for such, of this request,
-  std::set<uint64_t> late_sessions_;         // and those that were late.
+  std::map<uint64_t, uint64_t>
+      asked_sessions_;                // Sessions that were asked for such, of this request, and when first,
+  std::set<uint64_t> late_sessions_;  // and those that were late.
+  uint64_t leave_ms_ = 0;             // When members were asked to unmap the slab that leaves.
   LateOnes late_;
   uint64_t say_late_ms_ = 0;  // Not before this time.
 };

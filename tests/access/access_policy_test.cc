@@ -153,7 +153,7 @@ TEST(AccessFileTest, RulesAndValuesHaveBounds) {
 TEST(AccessFileTest, WhatCannotBeReadIsNoEmptyFile) {
   EXPECT_EQ(AccessPolicy::Read("/nonexistent").status().message(),
             "--access=/nonexistent: cannot read it: No such file or directory");
-  EXPECT_EQ(AccessPolicy::Read("/").status().message(), "--access=/: cannot read it: Is a directory");
+  EXPECT_EQ(AccessPolicy::Read("/").status().message(), "--access=/: cannot read it: it is no regular file");
 }
 
 std::string FileOf(const std::string& name) {

@@ -31,18 +31,28 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// One that nobody has at this moment: the next daemon is to have the same.
-int FreePort() {
-  const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  if (bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
-      getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0)
-    return 0;
-  return ntohs(address.sin_port);
-}
+// A port that nobody else gets, which each daemon is to have in turn: as long as this socket is bound the kernel gives it to none who
+// takes any port, and as this one does not listen, who names the port and reuses addresses may.
+class KeptPort {
+ public:
+  KeptPort() {
+    const int on = 1;
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(address);
+    if (setsockopt(socket_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
+        bind(socket_.get(), reinterpret_cast<const sockaddr*>(&address), size) == 0 &&
+        getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&address), &size) == 0)
+      number_ = ntohs(address.sin_port);
+  }
+  // 0: there is none.
+  int number() const { return number_; }
+
+ private:
+  const UniqueFd socket_{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  int number_ = 0;
+};
 
 // The inodes of the sockets that listen there.
 std::vector<std::string> ListenersAt(int port) {
@@ -79,7 +89,6 @@ class MetricsUpgradeTest : public UpgradeTest {
       )"));
     signal(SIGPIPE, SIG_IGN);  // A client writes where the daemon may just have ended.
     certificates_.Use("daemon-ours");
-    port_ = FreePort();
     ASSERT_NE(port_, 0);
     StartWithKeeper({absl::StrCat("--metrics-listen=127.0.0.1:", port_),
                      "--metrics-tls-cert=" + certificates_.File("tls.pem"),
@@ -161,7 +170,8 @@ class MetricsUpgradeTest : public UpgradeTest {
   };
 
   Certificates certificates_;
-  int port_ = 0;
+  const KeptPort kept_port_;
+  const int port_ = kept_port_.number();
 };
 
 TEST_F(MetricsUpgradeTest, ScrapesGoOnAndTheNextDaemonAloneListens) {

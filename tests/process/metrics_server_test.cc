@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -22,6 +23,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/support/unique_fd.h"
+#include "server/base/log.h"
 #include "server/metrics/http_connection.h"
 #include "tests/process/raw_peer.h"
 
@@ -235,6 +237,36 @@ TEST_F(MetricsServerTest, DescriptorsAboveTheCeilingAreOthers) {
 }
 
 // What scrapes cost does not grow with their number.
+// The descriptor that is kept to refuse with serves nobody either, as where another thread has taken it.
+TEST_F(MetricsServerTest, WhoCanNotBeAcceptedWaits) {
+  Start(kNoPatienceEnds);
+  rlimit files;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &files), 0);
+  const UniqueFd log(memfd_create("log", MFD_CLOEXEC));
+  SetLog({.fd = log.get()});
+  const UniqueFd waits(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const rlimit none = {.rlim_cur = 0, .rlim_max = files.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(server_->port()));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  EXPECT_EQ(connect(waits.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  const std::string words = "GET /health HTTP/1.1\r\n\r\n";
+  EXPECT_EQ(send(waits.get(), words.data(), words.size(), MSG_NOSIGNAL), static_cast<ssize_t>(words.size()));
+  std::string line(1000, '\0');
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  ssize_t logged = 0;
+  while ((logged = pread(log.get(), line.data(), line.size(), 0)) <= 0 &&
+         std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(milliseconds(1));
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &files), 0);
+  SetLog({});
+  EXPECT_THAT(line, HasSubstr("connections wait address=metrics error=\"Too many open files\""));
+  EXPECT_THAT(Rest(waits), EndsWith("serving\n"));
+  EXPECT_EQ(stats_.refused()["open_files"], 0u);
+}
+
 TEST_F(MetricsServerTest, ScrapesThatWaitShareOneAndAProbeWaitsForNone) {
   HeldCollector collector;
   StartWith([&] { return collector.Collect(); }, kNoPatienceEnds);

@@ -6,11 +6,13 @@
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <random>
@@ -305,6 +307,48 @@ TEST_F(MetricsTlsTest, NewFilesCountFromTheNextConnectionOn) {
   std::ofstream(File("ours.pem")) << Text("foreign.pem");
   EXPECT_FALSE(Serves("foreign", "scraper-ours"));
   EXPECT_TRUE(Serves("foreign", "scraper-foreign"));
+}
+
+// A pipe without a writer would keep the thread that has all connections, and a device has no end.
+TEST_F(MetricsTlsTest, WhatIsNoFileOrTooLargeKeepsNobody) {
+  // The client reads its own.
+  std::filesystem::copy_file(File("ours.pem"), File("ca.pem"));
+  const TlsFiles files = Files("ca");
+  auto daemon = DaemonProcess::Start(
+      {.flags = {"--metrics-tls-cert=" + files.certificate, "--metrics-tls-key=" + files.key,
+                 "--metrics-tls-client-ca=" + files.client_ca}});
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  const auto serves = [&] {
+    const httplib::Result result = Client("ours", "scraper-ours", (*daemon)->metrics_port())->Get("/health");
+    return result && result->status == 200;
+  };
+  const struct {
+    void (*make)(const std::string& path);
+    const char* why;
+  } kCases[] = {
+      {[](const std::string& path) { ASSERT_EQ(mkfifo(path.c_str(), 0600), 0); }, "it is no regular file"},
+      {[](const std::string& path) { std::filesystem::create_symlink("/dev/zero", path); },
+       "it is no regular file"},
+      {[](const std::string& path) { std::ofstream(path) << std::string((1 << 20) + 1, '#'); },
+       "it has more than 1048576 bytes"},
+  };
+  for (const auto& [flag, file] :
+       {std::pair("metrics-tls-cert", files.certificate), std::pair("metrics-tls-key", files.key),
+        std::pair("metrics-tls-client-ca", files.client_ca)}) {
+    const std::string kept = file + ".kept";
+    for (const auto& bad : kCases) {
+      const std::string why = absl::StrCat("--", flag, "=", file, ": cannot read it: ", bad.why);
+      SCOPED_TRACE(why);
+      std::filesystem::rename(file, kept);
+      ASSERT_NO_FATAL_FAILURE(bad.make(file));
+      ASSERT_TRUE(serves()) << "what was read before goes on";
+      EXPECT_THAT((*daemon)->AwaitInLog(why), HasSubstr(why));
+      EXPECT_EQ(WatchedTlsFiles::Open(kMetricsTlsNames, files).status(), absl::InvalidArgumentError(why));
+      std::filesystem::rename(kept, file);
+      ASSERT_TRUE(serves());
+    }
+  }
+  EXPECT_EQ((*daemon)->Stop(), 0);
 }
 
 TEST_F(MetricsTlsTest, TheDaemonSaysWhatIsWrongWithItsFiles) {

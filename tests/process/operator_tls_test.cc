@@ -4,6 +4,7 @@
 #include <grpcpp/security/credentials.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 
 #include <atomic>
 #include <chrono>
@@ -203,6 +204,25 @@ TEST_F(OperatorTlsTest, ARotationCountsFromTheNextHandshakeOnAndLosesNoCall) {
   EXPECT_NE(PeerIn(calls[0]), "");
   EXPECT_EQ(PeerIn(calls[0]), PeerIn(calls[1]));
   EXPECT_EQ(Lines(kRead).size(), 1u) << daemon_->Log();
+  EXPECT_EQ(daemon_->Stop(), 0);
+}
+
+// Handshakes are gRPC's threads'.
+TEST_F(OperatorTlsTest, APipeIsNotWaitedFor) {
+  for (const char* const name : {"daemon.pem", "daemon.key", "ca.pem"}) {
+    SCOPED_TRACE(name);
+    const std::string file = File(absl::StrCat("mount/..old/", name));
+    fs::rename(file, file + ".kept");
+    ASSERT_EQ(mkfifo(file.c_str(), 0600), 0);
+    const size_t lines = Lines(kRefused).size();
+    ASSERT_TRUE(LetsIn("old", "operator-old"));
+    ASSERT_TRUE(Logs(kRefused, lines + 1)) << daemon_->Log();
+    EXPECT_TRUE(absl::StrContains(Lines(kRefused).back(),
+                                  absl::StrCat(name, ": cannot read it: it is no regular file")))
+        << daemon_->Log();
+    fs::rename(file + ".kept", file);
+    ASSERT_TRUE(LetsIn("old", "operator-old"));
+  }
   EXPECT_EQ(daemon_->Stop(), 0);
 }
 

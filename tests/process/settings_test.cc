@@ -54,7 +54,7 @@ class ConfigTest : public ::testing::Test {
 // Each of these once started on all defaults: half of the machine's memory, the default socket.
 TEST_F(ConfigTest, WhatCannotBeReadIsNoEmptyFile) {
   const std::string flag = "--config=" + directory_.path() + ": cannot read it: ";
-  EXPECT_EQ(Error(ParseSettings({"--config=" + directory_.path()})), flag + "Is a directory");
+  EXPECT_EQ(Error(ParseSettings({"--config=" + directory_.path()})), flag + "it is no regular file");
   EXPECT_EQ(Error(ParseSettings({"--config="})), "--config=: cannot read it: No such file or directory");
   EXPECT_EQ(ErrorOf(""), "--config=" + path_ + ": cannot read it: it is empty");
   EXPECT_THAT(ErrorOf(std::string((1 << 20) + 1, '#')), HasSubstr("it has more than 1048576 bytes"));

@@ -302,12 +302,13 @@ TEST_F(GiveBackTest, MemoryIsFreeWhenAllHaveUnmappedIt) {
 }
 
 TEST_F(GiveBackTest, ASlabThatAMemberDoesNotUnmapInTimeIsTheSpacesAgain) {
+  options_.give_back_ms = 2 * GiveBack::kLeastAnswerMs;
   const auto a = Full(3);
   a->peer->on_leave = nullptr;
   std::unique_ptr<Engine> b;
   EXPECT_FALSE(OpenB(10, &b).ok());
   EXPECT_EQ(Space(0).capacity, 2 * kSlabBlocks - 1);
-  clock_.Advance(100);
+  clock_.Advance(options_.give_back_ms);
   Settle({a.get()});
   EXPECT_EQ(a->peer->slabs().back().slab(), 2) << "it comes again";
   EXPECT_EQ(a->peer->slabs().back().id(), a->peer->slabs()[2].id());
@@ -925,6 +926,7 @@ TEST_F(GiveBackTest, ASessionIsToldHowLongItsLeasesAreWaitedFor) {
 
 // The opening is refused then, and who kept it from memory is counted.
 TEST_F(GiveBackTest, WhoKeepsAnOpeningWaitingIsLate) {
+  options_.give_back_ms = 2 * GiveBack::kLeastAnswerMs;
   StartDaemon(3);
   const auto a = OpenEngine(OpenRequest("a"), "a");
   std::vector<uint64_t> all = LeaseAll(a.get(), 3 * kSlabBlocks - 2);

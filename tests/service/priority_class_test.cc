@@ -156,7 +156,9 @@ TEST_F(PriorityClassTest, AnOpeningAsksForAClassWithinItsRule) {
   request.set_priority_class(v1::PRIORITY_CLASS_BATCH);
   ASSERT_TRUE(a->Open(request).ok());
   EXPECT_EQ(Space(0).priority, v1::PRIORITY_CLASS_BATCH);
+  testing::internal::CaptureStderr();
   Rules("priority = interactive");
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "") << "nothing has changed";
   EXPECT_EQ(Space(0).priority, v1::PRIORITY_CLASS_BATCH) << "it asked for that";
   request.set_priority_class(v1::PRIORITY_CLASS_UNSPECIFIED);
   const auto second = OpenEngine(request, "a2");

@@ -18,7 +18,6 @@
 namespace kvpool {
 namespace {
 
-constexpr uint64_t kCapacity = 32 << 20;
 constexpr uint64_t kSlab = 4 << 20;
 
 // What a descriptor's memory held.
@@ -82,10 +81,10 @@ absl::Status RecoveryTest::Start() {
   options_.housekeeping_thread = options_.device_threads = false;
   if (options_.access == nullptr) options_.access = MakeAccess();
   if (options_.slab_bytes == 0) options_.slab_bytes = kSlab;
-  options_.device_capacity_bytes.assign(ranks_, kCapacity);
+  options_.device_capacity_bytes.assign(ranks_, capacity_bytes_);
   std::vector<std::unique_ptr<Device>> devices;
   for (uint32_t rank = 0; rank < ranks_; ++rank) {
-    devices.push_back(MakeHostDevice({.capacity_bytes = kCapacity, .try_huge_pages = false}));
+    devices.push_back(MakeHostDevice({.capacity_bytes = capacity_bytes_, .try_huge_pages = false}));
   }
   auto daemon = Daemon::Start(options_, std::move(devices), &clock_, link_.get());
   if (!daemon.ok()) {
@@ -147,6 +146,7 @@ v1::OpenSession RecoveryTest::Request() const {
   *request.mutable_role() = role_;
   request.set_warmup(warmup_);
   request.set_guaranteed_blocks(guaranteed_);
+  request.set_max_space_bytes(max_space_bytes_);
   return request;
 }
 

@@ -95,6 +95,7 @@ class RecoveryTest : public testing::Test {
   absl::Status opened_;
   std::string digest_ = "recovery", tenant_;
   uint32_t ranks_ = 1;
+  uint64_t capacity_bytes_ = 32 << 20, max_space_bytes_ = 0;
   v1::Role role_;  // The member that opens has it.
   bool warmup_ = false;
   bool strided_ = false;                           // Blocks hold K and V, which a device can read.

@@ -3,12 +3,16 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
+#include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "client/tools/text.h"
 #include "proto/cli/version.h"
+#include "tests/support/daemon_process.h"
 
 namespace kvpool::tools {
 namespace {
@@ -53,6 +57,20 @@ TEST(Flags, AnotherDefaultIsShownAndGivesWayToWhatIsGiven) {
   EXPECT_EQ(v.time, absl::Seconds(2));
   v.flags.SetDefault("count", "5");
   EXPECT_EQ(v.count, 3);
+}
+
+// The writer writes once it is read: without O_NONBLOCK the opening of either end waits for the other.
+TEST(Flags, ATextMayComeThroughAPipeOnlyWhereThatMayBeWaitedFor) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() + "/pipe";
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  const auto refused = ReadFlagFile("key", path);
+  EXPECT_EQ(refused.status(),
+            absl::InvalidArgumentError("--key=" + path + ": cannot read it: it is no regular file"));
+  std::thread writer([&] { std::ofstream(path) << "text"; });
+  const auto text = ReadFlagFileOrPipe("key", path);
+  writer.join();
+  EXPECT_EQ(*text, "text");
 }
 
 TEST(Flags, BothFormsAndWhatIsLeft) {
