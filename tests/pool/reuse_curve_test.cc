@@ -161,7 +161,7 @@ TEST(ReuseCurve, APoolCountsAllThatItIsAskedFor) {
   const auto serve = [&](int prompt) {
     std::vector<std::string> names;
     for (int i = 0; i < 20; ++i) names.push_back(std::to_string(prompt) + "." + std::to_string(i));
-    pool.now += 20;
+    pool.now += 20 * kPaceMs;
     const MatchOutcome found = pool.Match(session, names);
     hits += found.tokens;
     if (found.tokens == 0)
@@ -171,11 +171,12 @@ TEST(ReuseCurve, APoolCountsAllThatItIsAskedFor) {
   };
   for (int i = 0; i < 32; ++i) serve(i % 8);
   EXPECT_EQ(hits, 0) << "160 blocks come round, and 64 are there";
-  EXPECT_NEAR(pool.pool.reuse(1024, pool.now).next, 1. / 160, .3 / 160);
-  EXPECT_LT(pool.pool.reuse(128, pool.now).next, .1 / 160);
+  const double each = 1. / 160 / kPaceMs;
+  EXPECT_NEAR(pool.pool.reuse(1024, pool.now).next, each, .3 * each);
+  EXPECT_LT(pool.pool.reuse(128, pool.now).next, .1 * each);
   for (int i = 0; i < 64; ++i) serve(i % 2);
   EXPECT_EQ(hits, 62 * 20);
-  EXPECT_NEAR(pool.pool.reuse(1024, pool.now).next, 0, .1 / 40);
+  EXPECT_NEAR(pool.pool.reuse(1024, pool.now).next, 0, .4 * each);
 }
 
 }  // namespace
