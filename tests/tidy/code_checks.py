@@ -107,7 +107,7 @@ def test_programs_are_run(tree: Tree) -> list[str]:
         for target, sources in re.findall(r"add_executable\(\s*(\S+)([^)]*)\)", text):
             if "_test.cc" not in sources or "${" in target:
                 continue
-            run = rf"(discover_tests\(\s*|add_test\([^)]*\b|kvpool_\w+\([^)]*\b){re.escape(target)}\b"
+            run = rf"(discover_(single_threaded_)?tests\(\s*|add_test\([^)]*\b|kvpool_\w+\([^)]*\b){re.escape(target)}\b"
             if not re.search(run, text):
                 errors.append(f"{name}: {target} is built, but ctest does not know it")
     return errors
