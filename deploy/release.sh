@@ -3,7 +3,7 @@
 #
 # The version is project(VERSION) in CMakeLists.txt; CHANGELOG.md must have a section for it, and the tree no changes. The packages are
 # installed in a minimal Debian, where the sdist is compiled too, and the wheel meets that of the release before, which is the last tag. It
-# takes half an hour on two cores, and tests/run.sh, which is to pass before, another 40 minutes.
+# takes half an hour on two cores, and tests/run.sh, which is to pass before, another 50 minutes.
 #
 #   KVPOOL_LAST_RELEASE=WHAT   a wheel or a git revision, in place of the last tag
 set -euo pipefail

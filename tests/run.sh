@@ -2,7 +2,7 @@
 # Checks all that this machine can, starting from nothing: packages, builds, tests, sanitizers, dashboards.
 # Usage: tests/run.sh [--quick] [REGEX]
 #
-#   --quick   the release build and its tests only (without --quick: 45 to 65 minutes on two cores, from nothing)
+#   --quick   the release build and its tests only (without --quick: about 50 minutes on two cores, from nothing)
 #   REGEX     run only the tests whose names match, as ctest -R does
 #
 # Prints what it does, then a table of what passed, what failed, and what was not run and why. Logs are in
@@ -77,6 +77,11 @@ bench() {
   build/release/bin/kvpool-bench || [ $? -eq 1 ]
 }
 
+# What is run on a GPU, over the fake driver.
+gpu() {
+  check gpu-folder tests/gpu/build.sh && check gpu-checks build/gpu/run.sh --fake || true
+}
+
 # Sanitizers stop at the first report, so that the test fails even if its assertions hold. Debian's libraries
 # are not instrumented; tsan.supp gives the reason for each thing it leaves out.
 sanitizers() {
@@ -96,12 +101,6 @@ main() {
 
   [ -e build/release/CMakeCache.txt ] || export KVPOOL_UNITY=ON
   build_and_test release
-  if [ ! -s build/deps/cuda_root ]; then
-    not_run gpu-checks "built without CUDA"
-  elif [ "$regex" = . ]; then
-    say "what is run on a GPU, over the fake driver: tests/gpu/build.sh, build/gpu/run.sh --fake"
-    check gpu-folder tests/gpu/build.sh && check gpu-checks build/gpu/run.sh --fake || true
-  fi
   not_run package.deb "it downloads systemd and a compiler, 100 MB: tests/package/deb_test.sh, which deploy/release.sh runs"
   not_run package.sdist "it compiles everything again: tests/package/sdist_test.sh, which deploy/release.sh runs"
   not_run compat.releases "it compiles an earlier release: tests/compat/releases_test.sh, which deploy/release.sh runs"
@@ -112,6 +111,15 @@ main() {
     else
       not_run bench "the release build failed"
     fi
+  fi
+  if [ ! -s build/deps/cuda_root ]; then
+    not_run gpu-checks "built without CUDA"
+  elif [ "$regex" = . ]; then
+    # It packs on one core, beside the next build, and after what measures.
+    say "what is run on a GPU, over the fake driver: tests/gpu/build.sh, build/gpu/run.sh --fake"
+    gpu &
+  fi
+  if [ $quick = no ]; then
     sanitizers
     # Clang's build, which also analyses locks. Tidy checks give the same result with every compiler, and a
     # benchmark of a sanitizer's build means nothing.
@@ -129,6 +137,7 @@ main() {
     if setarch -R true 2>/dev/null; then KVPOOL_WRAP=(setarch -R); fi
     build_and_test tsan -LE 'tidy|bench'
   fi
+  wait
   say "done"
   python3 tests/summary.py $results
 }

@@ -24,6 +24,7 @@
 #include "client/session/session_state.h"
 #include "cuda/device.h"
 #include "proto/support/attach_socket.h"
+#include "tests/client/session_fixture.h"
 #include "tests/support/daemon_process.h"
 
 namespace kvpool {
@@ -34,11 +35,9 @@ using ::testing::HasSubstr;
 
 constexpr uint64_t kStrideBytes = 64 << 10;
 constexpr uint64_t kSlabBytes = 2 << 20;
-constexpr uint32_t kSlabBlocks = kSlabBytes / kStrideBytes;
-constexpr uint32_t kMaxBlocks = 4 * kSlabBlocks;
+constexpr uint32_t kBlocksPerSlab = kSlabBytes / kStrideBytes;
+constexpr uint32_t kMaxBlocks = 4 * kBlocksPerSlab;
 constexpr uint64_t kWord = 0x0123456789abcdef;
-
-steady_clock::time_point Soon() { return steady_clock::now() + std::chrono::seconds(60); }
 
 // What the system lets this process do at an address: "rw-s", "---p", …; "" where nothing is mapped.
 std::string PermissionsAt(uint64_t address) {
@@ -110,7 +109,7 @@ class AttachmentTest : public ::testing::Test {
       ExpectAck(i);
       SendReady(i);
     }
-    AwaitCapacity(slabs * kSlabBlocks);
+    AwaitCapacity(slabs * kBlocksPerSlab);
   }
   void MakeSlab(uint32_t index, const std::string& id) {
     auto slab = device_->MakeSlab(kSlabBytes);
@@ -122,13 +121,13 @@ class AttachmentTest : public ::testing::Test {
   void Send(const v1::AttachFrame& frame, int fd = -1) {
     EXPECT_EQ(SendFrame(peer_.get(), frame, fd).value(), SendOutcome::kSent);
   }
-  void SendSlab(uint32_t index) { SendSlabAt(index, index * kSlabBlocks); }
+  void SendSlab(uint32_t index) { SendSlabAt(index, index * kBlocksPerSlab); }
   void SendSlabAt(uint32_t index, uint32_t first_block) {
     v1::AttachFrame frame;
     v1::Slab& slab = *frame.mutable_slab();
     slab.set_slab(index);
     slab.set_first_block(first_block);
-    slab.set_block_count(kSlabBlocks);
+    slab.set_block_count(kBlocksPerSlab);
     slab.set_bytes(kSlabBytes);
     slab.set_id(slabs_[index].id);
     const absl::StatusOr<UniqueFd> fd = slabs_[index].memory->Export();
@@ -138,7 +137,7 @@ class AttachmentTest : public ::testing::Test {
   void SendReady(uint32_t index) {
     v1::AttachFrame frame;
     frame.mutable_slab_ready()->set_slab(index);
-    frame.mutable_slab_ready()->set_capacity_blocks((index + 1) * kSlabBlocks);
+    frame.mutable_slab_ready()->set_capacity_blocks((index + 1) * kBlocksPerSlab);
     Send(frame);
   }
   void SendLeave(uint32_t index, uint32_t capacity_blocks) {
@@ -147,7 +146,7 @@ class AttachmentTest : public ::testing::Test {
     frame.mutable_slab_leave()->set_capacity_blocks(capacity_blocks);
     Send(frame);
   }
-  void SendLeave(uint32_t index) { SendLeave(index, index * kSlabBlocks); }
+  void SendLeave(uint32_t index) { SendLeave(index, index * kBlocksPerSlab); }
 
   // The client's next frame; an empty one if there is none any more.
   v1::AttachFrame Receive() {
@@ -191,18 +190,18 @@ class AttachmentTest : public ::testing::Test {
   // These alone, of which each lies at the place of its index.
   void ExpectMapped(const std::set<uint32_t>& slabs) {
     EXPECT_EQ(state_.mapped_slabs.load(), slabs.size());
-    EXPECT_EQ(state_.mapped_blocks.load(), (*slabs.rbegin() + 1) * kSlabBlocks);
-    for (uint32_t i = 0; i < kMaxBlocks / kSlabBlocks; ++i) {
+    EXPECT_EQ(state_.mapped_blocks.load(), (*slabs.rbegin() + 1) * kBlocksPerSlab);
+    for (uint32_t i = 0; i < kMaxBlocks / kBlocksPerSlab; ++i) {
       EXPECT_EQ(PermissionsAt(AddressOf(i)), slabs.contains(i) ? "rw-s" : "---p") << "slab " << i;
-      EXPECT_EQ(state_.is_mapped(i * kSlabBlocks), slabs.contains(i)) << "slab " << i;
-      EXPECT_EQ(state_.is_mapped((i + 1) * kSlabBlocks - 1), slabs.contains(i)) << "slab " << i;
+      EXPECT_EQ(state_.is_mapped(i * kBlocksPerSlab), slabs.contains(i)) << "slab " << i;
+      EXPECT_EQ(state_.is_mapped((i + 1) * kBlocksPerSlab - 1), slabs.contains(i)) << "slab " << i;
     }
   }
   void ExpectMapped(uint32_t slabs) {
     EXPECT_EQ(state_.mapped_slabs.load(), slabs);
-    EXPECT_EQ(state_.mapped_blocks.load(), slabs * kSlabBlocks);
+    EXPECT_EQ(state_.mapped_blocks.load(), slabs * kBlocksPerSlab);
     EXPECT_LE(state_.capacity_blocks.load(), state_.mapped_blocks.load());
-    for (uint32_t i = 0; i < kMaxBlocks / kSlabBlocks; ++i) {
+    for (uint32_t i = 0; i < kMaxBlocks / kBlocksPerSlab; ++i) {
       EXPECT_EQ(PermissionsAt(AddressOf(i)), i < slabs ? "rw-s" : "---p") << "slab " << i;
       EXPECT_EQ(PermissionsAt(AddressOf(i) + kSlabBytes - 1), i < slabs ? "rw-s" : "---p") << "slab " << i;
     }
@@ -260,7 +259,7 @@ TEST_F(AttachmentTest, ASlabLeavesAtAnyTime) {
   SendLeave(2);
   ExpectLeft(2);
   EXPECT_EQ(attachment_->base(), base);
-  EXPECT_EQ(state_.capacity_blocks.load(), 2 * kSlabBlocks);
+  EXPECT_EQ(state_.capacity_blocks.load(), 2 * kBlocksPerSlab);
   EXPECT_EQ(state_.slabs_asked_back.load(), 0u);
   ExpectMapped(2);
   EXPECT_EQ(WordOf(1), kWord);
@@ -285,9 +284,9 @@ TEST_F(AttachmentTest, AnotherSlabTakesThePlaceOfOneThatHasLeft) {
   DaemonsWordOf(1) = kWord + 1;
   SendSlab(1);
   ExpectAck(1);
-  EXPECT_EQ(state_.capacity_blocks.load(), kSlabBlocks) << "not before it is ready";
+  EXPECT_EQ(state_.capacity_blocks.load(), kBlocksPerSlab) << "not before it is ready";
   SendReady(1);
-  AwaitCapacity(2 * kSlabBlocks);
+  AwaitCapacity(2 * kBlocksPerSlab);
   ExpectMapped(2);
   EXPECT_EQ(WordOf(1), kWord + 1);
 }
@@ -300,7 +299,7 @@ TEST_F(AttachmentTest, OneThatIsSentOnceMoreAfterItHasLeftIsMappedAnew) {
   ExpectLeft(1);
   ExpectAck(1);
   SendReady(1);
-  AwaitCapacity(2 * kSlabBlocks);
+  AwaitCapacity(2 * kBlocksPerSlab);
   ExpectMapped(2);
   EXPECT_EQ(WordOf(1), kWord);
 }
@@ -345,7 +344,7 @@ TEST_F(AttachmentTest, ASlabWaitsForTheEnginesCall) {
   SendLeave(1);
   AwaitAskedBack(1);
   // The engine is told at once, and may still touch it.
-  EXPECT_EQ(state_.capacity_blocks.load(), kSlabBlocks);
+  EXPECT_EQ(state_.capacity_blocks.load(), kBlocksPerSlab);
   ExpectMapped(2);
   WordOf(1) = kWord;
   EXPECT_EQ(DaemonsWordOf(1), kWord);
@@ -360,7 +359,7 @@ TEST_F(AttachmentTest, ASlabWaitsForTheEnginesCall) {
   SendSlab(1);
   ExpectAck(1);
   SendReady(1);
-  AwaitCapacity(2 * kSlabBlocks);
+  AwaitCapacity(2 * kBlocksPerSlab);
   ExpectMapped(2);
   EXPECT_EQ(WordOf(1), 0u);
 }
@@ -375,9 +374,9 @@ TEST_F(AttachmentTest, ASlabThatIsSentAgainIsKept) {
   EXPECT_EQ(state_.slabs_asked_back.load(), 0u);
   ExpectGivesBack(0);
   ExpectMapped(2);
-  EXPECT_EQ(state_.capacity_blocks.load(), kSlabBlocks);
+  EXPECT_EQ(state_.capacity_blocks.load(), kBlocksPerSlab);
   SendReady(1);
-  AwaitCapacity(2 * kSlabBlocks);
+  AwaitCapacity(2 * kBlocksPerSlab);
   EXPECT_EQ(WordOf(1), kWord);
   // The daemon may change its mind once more.
   SendLeave(1);
@@ -443,7 +442,7 @@ TEST_P(WrongLeaveTest, EndsTheSession) {
   AwaitEnd();
   EXPECT_EQ(state_.status().code(), absl::StatusCode::kInternal);
   EXPECT_THAT(std::string(state_.status().message()), HasSubstr(wrong.words));
-  EXPECT_EQ(state_.capacity_blocks.load(), wrong.slabs * kSlabBlocks);
+  EXPECT_EQ(state_.capacity_blocks.load(), wrong.slabs * kBlocksPerSlab);
   if (wrong.slabs > 0) ExpectMapped(wrong.slabs);
   EXPECT_TRUE(HungUp()) << "the daemon may wait for an answer";
 }
@@ -451,15 +450,15 @@ TEST_P(WrongLeaveTest, EndsTheSession) {
 INSTANTIATE_TEST_SUITE_P(
     All, WrongLeaveTest,
     ::testing::Values(
-        WrongLeave{GiveBack::kNever, 2, 1, kSlabBlocks, "of an engine that gives nothing back"},
+        WrongLeave{GiveBack::kNever, 2, 1, kBlocksPerSlab, "of an engine that gives nothing back"},
         WrongLeave{GiveBack::kAnyTime, 2, 2, 0, "which is not mapped"},
-        WrongLeave{GiveBack::kAnyTime, 2, 0, kSlabBlocks + 1,
+        WrongLeave{GiveBack::kAnyTime, 2, 0, kBlocksPerSlab + 1,
                    "33 blocks are to stay usable, where 32 stay mapped"},
         WrongLeave{GiveBack::kByCall, 2, 0, 0, "where the last one that was not is 1"},
-        WrongLeave{GiveBack::kByCall, 2, 2, 2 * kSlabBlocks, "where the last one that was not is 1"},
+        WrongLeave{GiveBack::kByCall, 2, 2, 2 * kBlocksPerSlab, "where the last one that was not is 1"},
         WrongLeave{GiveBack::kAnyTime, 2, UINT32_MAX, 0, "slab 4294967295 is asked back"},
         WrongLeave{GiveBack::kAnyTime, 0, 0, 0, "where none is mapped"},
-        WrongLeave{GiveBack::kAnyTime, 2, 1, kSlabBlocks + 1,
+        WrongLeave{GiveBack::kAnyTime, 2, 1, kBlocksPerSlab + 1,
                    "33 blocks are to stay usable, where 32 stay mapped"},
         WrongLeave{GiveBack::kByCall, 2, 1, UINT32_MAX, "4294967295 blocks are to stay usable"}));
 
@@ -474,21 +473,21 @@ TEST_F(AttachmentTest, AnySlabLeavesAndComesBack) {
   Attach(GiveBack::kAnyTime, 4);
   EXPECT_TRUE(hello_.holes());
   for (const uint32_t slab : {0, 2, 3}) WordOf(slab) = kWord + slab;
-  SendLeave(1, 3 * kSlabBlocks);
+  SendLeave(1, 3 * kBlocksPerSlab);
   ExpectLeft(1);
-  EXPECT_EQ(state_.capacity_blocks.load(), 3 * kSlabBlocks);
+  EXPECT_EQ(state_.capacity_blocks.load(), 3 * kBlocksPerSlab);
   ExpectMapped({0, 2, 3});
-  SendLeave(2, 2 * kSlabBlocks);
+  SendLeave(2, 2 * kBlocksPerSlab);
   ExpectLeft(2);
   ExpectMapped({0, 3});
   ASSERT_EQ(state_.mapped_ranges().size(), 2u);
-  EXPECT_EQ(state_.mapped_ranges()[1].first, 3 * kSlabBlocks);
+  EXPECT_EQ(state_.mapped_ranges()[1].first, 3 * kBlocksPerSlab);
   MakeSlab(2, "another");
   SendSlab(2);
   ExpectAck(2);
   ExpectMapped({0, 2, 3});
   SendReady(2);
-  AwaitCapacity(3 * kSlabBlocks);
+  AwaitCapacity(3 * kBlocksPerSlab);
   EXPECT_EQ(WordOf(2), 0u) << "it is another slab";
   EXPECT_EQ(WordOf(3), kWord + 3);
   EXPECT_EQ(DaemonsWordOf(3), kWord + 3);
@@ -508,8 +507,8 @@ TEST_F(AttachmentTest, ByCallASlabInTheMiddleIsKeptUntilTheCall) {
   holes_ = true;
   Attach(GiveBack::kByCall, 4);
   EXPECT_TRUE(hello_.holes());
-  SendLeave(1, 3 * kSlabBlocks);
-  SendLeave(2, 2 * kSlabBlocks);
+  SendLeave(1, 3 * kBlocksPerSlab);
+  SendLeave(2, 2 * kBlocksPerSlab);
   AwaitAskedBack(2);
   ExpectMapped({0, 1, 2, 3});
   SendSlab(1);  // It is the space's again.
@@ -518,18 +517,18 @@ TEST_F(AttachmentTest, ByCallASlabInTheMiddleIsKeptUntilTheCall) {
   ExpectGivesBack(kSlabBytes);
   ExpectLeft(2);
   ExpectMapped({0, 1, 3});
-  SendLeave(2, 2 * kSlabBlocks);
+  SendLeave(2, 2 * kBlocksPerSlab);
   AwaitEnd();
   EXPECT_THAT(std::string(state_.status().message()), HasSubstr("slab 2 is asked back, which is not mapped"));
 }
 
 TEST_F(AttachmentTest, NoSlabIsMappedOverAnother) {
   Attach(GiveBack::kAnyTime, 3);
-  SendLeave(1, 2 * kSlabBlocks);
+  SendLeave(1, 2 * kBlocksPerSlab);
   ExpectLeft(1);
   WordOf(2) = kWord;
   MakeSlab(1, "another");
-  SendSlabAt(1, 2 * kSlabBlocks);
+  SendSlabAt(1, 2 * kBlocksPerSlab);
   ExpectAck(1, "is mapped at offset");
   AwaitEnd();
   EXPECT_EQ(state_.status().code(), absl::StatusCode::kInvalidArgument) << state_.status();
@@ -577,10 +576,10 @@ TEST_F(AttachmentTest, WhatIsTheDaemonsToHearIsNotForClients) {
 TEST_F(AttachmentTest, ASchedulerHearsHowMuchIsLeft) {
   Attach(GiveBack::kByCall, 0, /*warmup=*/false, /*scheduler=*/true);
   SendReady(2);
-  AwaitCapacity(3 * kSlabBlocks);
+  AwaitCapacity(3 * kBlocksPerSlab);
   SendLeave(2);
   ExpectLeft(2);
-  EXPECT_EQ(state_.capacity_blocks.load(), 2 * kSlabBlocks);
+  EXPECT_EQ(state_.capacity_blocks.load(), 2 * kBlocksPerSlab);
   EXPECT_EQ(state_.slabs_asked_back.load(), 0u);
   ExpectGivesBack(0);
 }
@@ -599,7 +598,7 @@ TEST_F(AttachmentTest, ComingBackMakesNothingLess) {
   SendReady(0);
   SendSlab(1);
   ExpectAck(1);  // It has read what came before.
-  EXPECT_EQ(state_.capacity_blocks.load(), 2 * kSlabBlocks);
+  EXPECT_EQ(state_.capacity_blocks.load(), 2 * kBlocksPerSlab);
   ExpectMapped(2);
   EXPECT_EQ(WordOf(1), kWord);
 }
@@ -627,7 +626,7 @@ TEST_F(AttachmentTest, TheNextDaemonKnowsOfNothingThatWasAskedBack) {
     ExpectAck(slab);
     SendReady(slab);
   }
-  AwaitCapacity(2 * kSlabBlocks);
+  AwaitCapacity(2 * kBlocksPerSlab);
   ExpectMapped(2);
   EXPECT_EQ(WordOf(1), kWord);
   SendLeave(1);
@@ -649,7 +648,7 @@ TEST_F(AttachmentTest, ASlabThatHadLeftAndWasNotDestroyedIsMappedForTheNextDaemo
     ExpectAck(slab);
     SendReady(slab);
   }
-  AwaitCapacity(2 * kSlabBlocks);
+  AwaitCapacity(2 * kBlocksPerSlab);
   ExpectMapped(2);
   EXPECT_EQ(WordOf(1), kWord);
 }

@@ -1312,7 +1312,7 @@ TEST_F(KeeperTest, KillsWhileSlabsGoAndComeBackLeaveEachBlockItsOwner) {
 constexpr uint64_t kSmallBlock = 4096;
 constexpr uint32_t kMostBlocks = 1 << 16;
 constexpr uint32_t kWriters = 3;
-constexpr uint32_t kChain = 4;
+constexpr uint32_t kBlocksPerChain = 4;
 constexpr uint32_t kMostChains = 1500;
 
 // What all writers and the test see. A block is its owner's from the moment in which a lease brings it to that in which it is
@@ -1366,16 +1366,16 @@ class Writer {
  private:
   uint32_t SeedOf(uint32_t chain) const { return 1 + index_ + kWriters * chain; }
   std::vector<PrefixKey> KeysOf(const Session& session, uint32_t chain) const {
-    return PrefixHasher(session.hash_seed()).Chain(TokensOf(SeedOf(chain), kChain), kTokensPerBlock);
+    return PrefixHasher(session.hash_seed()).Chain(TokensOf(SeedOf(chain), kBlocksPerChain), kTokensPerBlock);
   }
   // False: the daemon is gone.
   bool Round(Session* session) {
     const uint32_t sealed = oracle_.chains[index_];
     const auto keys = KeysOf(*session, sealed);
-    auto blocks = session->LeaseWithin(kChain, Soon());
+    auto blocks = session->LeaseWithin(kBlocksPerChain, Soon());
     if (!blocks.ok()) return false;
     for (const BlockRef block : blocks->refs()) Claim(block);
-    for (size_t i = 0; i < kChain; ++i) Fill(session->data((*blocks)[i]), keys[i]);
+    for (size_t i = 0; i < kBlocksPerChain; ++i) Fill(session->data((*blocks)[i]), keys[i]);
     bool told = false;
     if (sealed < kMostChains && random_() % 4 != 0) {
       auto seal = session->Seal({.blocks = blocks->refs(), .keys = KeyBytes(keys)});
@@ -1384,7 +1384,7 @@ class Writer {
       if (!outcome.ok()) return Keep(&*blocks);
       told = outcome->refused.empty();
     }
-    for (size_t i = 0; i < kChain; ++i) {
+    for (size_t i = 0; i < kBlocksPerChain; ++i) {
       if (!Filled(session->data((*blocks)[i]), keys[i])) ++oracle_.wrong_stamps;
     }
     if (told) oracle_.chains[index_] = sealed + 1;
@@ -1405,7 +1405,7 @@ class Writer {
     const auto hit = pending->Wait(Soon());
     if (!hit.ok()) return false;
     // While the daemon is gone, and until the session is back, nothing is found.
-    if (hit->groups[0].size() != kChain && hit->miss != v1::MISS_REASON_GROWING) ++oracle_.missing;
+    if (hit->groups[0].size() != kBlocksPerChain && hit->miss != v1::MISS_REASON_GROWING) ++oracle_.missing;
     for (size_t i = 0; i < hit->groups[0].size(); ++i) {
       if (!Filled(session->data(hit->groups[0][i]), keys[i])) ++oracle_.wrong_stamps;
     }
@@ -1487,11 +1487,11 @@ void KeeperTest::KillUnderWriters(int keeper_after) {
   for (uint32_t writer = 0; writer < kWriters; ++writer) {
     for (uint32_t chain = 0; chain < oracle->chains[writer]; ++chain, ++chains) {
       const auto keys = PrefixHasher(session->hash_seed())
-                            .Chain(TokensOf(1 + writer + kWriters * chain, kChain), kTokensPerBlock);
+                            .Chain(TokensOf(1 + writer + kWriters * chain, kBlocksPerChain), kTokensPerBlock);
       const auto hit = Match(session.get(), keys);
       ASSERT_TRUE(hit.ok()) << hit.status();
-      ASSERT_EQ(hit->groups[0].size(), kChain) << "writer " << writer << " chain " << chain;
-      for (size_t i = 0; i < kChain; ++i) {
+      ASSERT_EQ(hit->groups[0].size(), kBlocksPerChain) << "writer " << writer << " chain " << chain;
+      for (size_t i = 0; i < kBlocksPerChain; ++i) {
         ASSERT_TRUE(Filled(session->data(hit->groups[0][i]), keys[i]))
             << "writer " << writer << " chain " << chain;
       }
@@ -1502,7 +1502,7 @@ void KeeperTest::KillUnderWriters(int keeper_after) {
   ASSERT_TRUE(session->Close(Soon()).ok());
   const v1::StateCounts counts = AwaitAllBack();
   EXPECT_EQ(counts.free() + counts.cached(), counts.capacity()) << counts.ShortDebugString();
-  std::printf("%d kills, %u chains of %u blocks sealed and found\n", kills, chains, kChain);
+  std::printf("%d kills, %u chains of %u blocks sealed and found\n", kills, chains, kBlocksPerChain);
   munmap(oracle, sizeof(Oracle));
 }
 

@@ -24,7 +24,7 @@ using std::chrono::steady_clock;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr uint32_t kChain = 5;
+constexpr uint32_t kSharedBlocks = 5;
 
 // What counts for a space.
 struct Terms {
@@ -75,7 +75,7 @@ class SpaceTermsTest : public UpgradeTest {
     return session.ok() ? *std::move(session) : nullptr;
   }
   // Computes the next chain of the session, which is cached then.
-  void ShareOne(Session* session) { Share(session, KeysOf(*session, ++chains_, kChain)); }
+  void ShareOne(Session* session) { Share(session, KeysOf(*session, ++chains_, kSharedBlocks)); }
   // Until the engine has mapped so many slabs, of which any may be used.
   void Fill(Session* session, uint32_t slabs) {
     const Deadline deadline = Soon();
@@ -84,7 +84,7 @@ class SpaceTermsTest : public UpgradeTest {
       ASSERT_NO_FATAL_FAILURE(ShareOne(session));
     }
     // What is left of the last slab.
-    for (uint32_t i = 0; i < kSlabBlocks / kChain; ++i) ASSERT_NO_FATAL_FAILURE(ShareOne(session));
+    for (uint32_t i = 0; i < kSlabBlocks / kSharedBlocks; ++i) ASSERT_NO_FATAL_FAILURE(ShareOne(session));
   }
   // It has more use for memory than there is, until this is so.
   void ChurnUntil(Session* session, const std::function<bool()>& is_so) {

@@ -93,6 +93,9 @@ TEST(CheckedKernels, WhatIsReadWasWritten) {
               AllOf(StartsWith("sticky"), HasSubstr("reads what nobody has written: PTX line")));
   EXPECT_THAT(ErrorOf("unwritten_shared"),
               AllOf(HasSubstr("thread 58 "), HasSubstr("reads what nobody has written")));
+  EXPECT_THAT(
+      ErrorOf("shared_of_another_block", {.blocks = 2}),
+      AllOf(HasSubstr("of block (1, 0) reads what nobody has written"), HasSubstr("ld.volatile.shared")));
   EXPECT_THAT(ErrorOf("empty", {.fetched = kCount + 1}),
               HasSubstr("a copy of 260 bytes reads what nobody has written"));
 }

@@ -38,6 +38,13 @@ extern "C" __global__ void unwritten_shared(uint32_t* words, uint32_t count) {
   words[threadIdx.x] = shared[count - 1 - threadIdx.x];
 }
 
+extern "C" __global__ void shared_of_another_block(uint32_t* words, uint32_t count) {
+  __shared__ volatile uint32_t shared[kThreads];
+  if (blockIdx.x == 0) shared[threadIdx.x] = words[threadIdx.x];
+  __syncthreads();
+  if (blockIdx.x == 1) words[threadIdx.x] = shared[count - 1 - threadIdx.x];
+}
+
 extern "C" __global__ void no_barrier(uint32_t* words, uint32_t count) {
   __shared__ uint32_t shared[kThreads];
   shared[threadIdx.x] = words[threadIdx.x];

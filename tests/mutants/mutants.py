@@ -47,11 +47,11 @@ PROGRAMS = {
     "server/space/sessions.cc": ["service_test", "score_service_test", "recovery_test", "step_fuzz"],
     "server/space/space.cc": ["service_test"],
     "server/wire/step_writer.cc": ["service_test"],
-    "server/attach/attach_loop.cc": ["attach_loop_test", "attach_server_test", "attach_fuzz"],
-    "server/attach/attach_mailbox.cc": ["attach_server_test"],
-    "server/base/peer_process.cc": ["attach_loop_test", "attach_server_test"],
-    "client/session/refusals.cc": ["client_unit_test"],
-    "client/session/step_batches.cc": ["client_unit_test", "session_test"],
+    "server/attach/attach_loop.cc": ["attach_test", "attach_fuzz"],
+    "server/attach/attach_mailbox.cc": ["attach_test"],
+    "server/base/peer_process.cc": ["attach_test"],
+    "client/session/refusals.cc": ["client_test"],
+    "client/session/step_batches.cc": ["client_test"],
 }
 ARGUMENTS = {name: ["--random=300", f"tests/fuzz/corpus/{name}"] for name in ("step_fuzz", "attach_fuzz", "stream_fuzz")}
 

@@ -94,7 +94,7 @@ def kills(binaries: pathlib.Path, seed: int, asked: int, until: float, gpu: bool
 
 
 def upgrades(binaries: pathlib.Path, asked: int) -> dict:
-    done = subprocess.run([str(binaries / "replay_test"), "--gtest_filter=Replay.UpgradesOfTheDaemonFailNoVerb"], capture_output=True,
+    done = subprocess.run([str(binaries / "tools_test"), "--gtest_filter=Replay.UpgradesOfTheDaemonFailNoVerb"], capture_output=True,
                           text=True, check=False, env={**os.environ, "KVPOOL_UPGRADES": str(asked)})
     found = re.search(r"(\d+) upgrades, (\d+) requests: (\d+) verbs failed, (\d+) corruptions; longest answer (\d+) ms", done.stdout)
     print(found.group(0) if found else done.stdout[-2000:], flush=True)

@@ -41,9 +41,6 @@ namespace {
 namespace pb = google::protobuf;
 namespace reflection = grpc::reflection::v1alpha;
 
-constexpr uint64_t kSlabBytes = 16 * 4096;
-constexpr auto kPatience = std::chrono::seconds(60);
-
 enum class Need {
   kNothing,   // Whoever may connect.
   kOwnToken,  // A token of a session that the caller's uid opened.

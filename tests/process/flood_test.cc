@@ -56,7 +56,6 @@ namespace {
 
 namespace pb = google::protobuf;
 
-constexpr auto kPatience = std::chrono::seconds(60);
 constexpr int kFlood = 256;
 constexpr int kChannels = 4;
 constexpr int kBatchOperations = 8;

@@ -37,8 +37,6 @@
 namespace kvpool {
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(60);
-constexpr uint64_t kSlabBytes = 16 * 4096;
 constexpr uint32_t kManyBlocks = 20 * 16;
 
 std::chrono::system_clock::time_point Soon() { return std::chrono::system_clock::now() + kPatience; }

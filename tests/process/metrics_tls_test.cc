@@ -36,7 +36,7 @@ using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-constexpr auto kNoPatienceEnds = std::chrono::hours(1);
+constexpr auto kPatientForAll = std::chrono::hours(1);
 
 // A client after its handshake.
 struct TlsPeer {
@@ -72,7 +72,7 @@ class MetricsTlsTest : public ::testing::Test {
             .key = File("tls.key"),
             .client_ca = client_ca.empty() ? "" : File(client_ca + ".pem")};
   }
-  void Start(const std::string& client_ca, milliseconds patience = kNoPatienceEnds, size_t text_bytes = 10) {
+  void Start(const std::string& client_ca, milliseconds patience = kPatientForAll, size_t text_bytes = 10) {
     const auto collect = [text_bytes] {
       prometheus::MetricFamily family{.name = "gauge",
                                       .help = std::string(text_bytes, 'h'),
@@ -200,7 +200,7 @@ TEST_F(MetricsTlsTest, AHandshakeThatDoesNotEndStopsNobodyAndIsGivenUp) {
 }
 
 TEST_F(MetricsTlsTest, LargeTextsArriveWhole) {
-  Start("ours", kNoPatienceEnds, 5 << 20);
+  Start("ours", kPatientForAll, 5 << 20);
   const httplib::Result result = Client("ours", "scraper-ours", server_->port())->Get("/metrics");
   ASSERT_TRUE(result) << httplib::to_string(result.error());
   EXPECT_GT(result->body.size(), size_t{5 << 20});
@@ -270,7 +270,7 @@ TEST_F(MetricsTlsTest, RecordsThatSayNothingStopNobody) {
 TEST_F(MetricsTlsTest, WhatOneBreaksIsNobodyElses) {
   signal(SIGPIPE, SIG_IGN);  // This client's.
   const size_t large = 10 << 20;
-  Start("", kNoPatienceEnds, large);
+  Start("", kPatientForAll, large);
   const auto breaks = [this] {
     const TlsPeer one(Say(""));
     const std::string no_record(100, 'x');

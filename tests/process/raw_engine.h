@@ -6,6 +6,8 @@
 #include <grpcpp/channel.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,6 +19,10 @@
 #include "proto/support/unique_fd.h"
 
 namespace kvpool {
+
+// How long a test waits for what is to come: a busy machine is no failure.
+inline constexpr auto kPatience = std::chrono::seconds(60);
+inline constexpr uint64_t kSlabBytes = 16 * 4096;  // 16 blocks of SmallSession
 
 // A channel with a connection of its own; by default gRPC shares connections within a process.
 std::shared_ptr<grpc::Channel> ConnectTo(const std::string& target);

@@ -1,4 +1,4 @@
-// What engines and operators see on the wire of a real kvpoold. Started as "rpc_test engine SOCKET
+// What engines and operators see on the wire of a real kvpoold. Started as "process_test engine SOCKET
 // LEASE SEAL", this program is an engine that leases, seals under the keys of "shared", says so, and
 // waits to be killed.
 #include <fcntl.h>
@@ -33,8 +33,6 @@ extern char** environ;
 namespace kvpool {
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(60);
-
 int RunEngine(const std::string& socket, int lease, int seal) {
   auto engine = RawEngine::Open(socket);
   if (!engine.ok()) return printf("%s\n", engine.status().ToString().c_str()), 1;
@@ -57,7 +55,7 @@ class EngineProcess {
     posix_spawn_file_actions_t files;
     posix_spawn_file_actions_init(&files);
     posix_spawn_file_actions_adddup2(&files, ends[1], 1);
-    std::string words[] = {"rpc_test", "engine", socket, absl::StrCat(lease), absl::StrCat(seal)};
+    std::string words[] = {"process_test", "engine", socket, absl::StrCat(lease), absl::StrCat(seal)};
     char* arguments[] = {words[0].data(), words[1].data(), words[2].data(),
                          words[3].data(), words[4].data(), nullptr};
     if (posix_spawn(&pid_, "/proc/self/exe", &files, nullptr, arguments, environ) != 0) std::abort();

@@ -161,39 +161,6 @@ TEST(Workload, ReadsCsv) {
   EXPECT_THAT(error(""), HasSubstr("no requests"));
 }
 
-TEST(Sweep, KnownRatiosOfTheConversationTrace) {
-  if (KVPOOL_TWIN_REQUESTS > 0) GTEST_SKIP() << "figures of the whole trace: minutes under a sanitizer";
-  const absl::StatusOr<std::string> path =
-      replay::FindConversationTrace(KVPOOL_SOURCE_DIR "/../shared/traces");
-  if (!path.ok()) GTEST_SKIP() << path.status().message();
-  const absl::StatusOr<Workload> workload = ReadWorkload(*path, {});
-  ASSERT_TRUE(workload.ok()) << workload.status();
-  const absl::StatusOr<std::vector<Result>> results =
-      Sweep(*workload, {.policies = {"lru", "opt", "infinite"},
-                        .capacities = {1000, 5000, 10000, 10239, 30000, 50000},
-                        .threads = 2});
-  ASSERT_TRUE(results.ok()) << results.status();
-  const double known[] = {0.0445, 0.1118, 0.2116, 0.2132, 0.3257, 0.3546};
-  for (int i = 0; i < 6; ++i) EXPECT_NEAR((*results)[i].block_ratio(), known[i], 1e-4);
-  const double least[] = {0.1906, 0.3412, 0.3664, 0.3664, 0.3664, 0.3664};
-  for (int i = 0; i < 6; ++i) EXPECT_GE((*results)[6 + i].block_ratio() + 5e-5, least[i]);
-  EXPECT_NEAR((*results)[12].block_ratio(), 0.3664, 1e-4);
-
-  // No policy is above the oracle, and none answers differently on two threads.
-  const std::vector<std::string> all = *ParsePolicies("all");
-  const absl::StatusOr<std::vector<Result>> one = Sweep(*workload, {.policies = all, .capacities = {3000}});
-  const absl::StatusOr<std::vector<Result>> two =
-      Sweep(*workload, {.policies = all, .capacities = {3000}, .threads = 2});
-  ASSERT_TRUE(one.ok() && two.ok());
-  const double opt = ReplayOptimal(*workload, 3000, {}).block_ratio();
-  for (size_t i = 0; i < one->size(); ++i) {
-    EXPECT_EQ((*one)[i].hit_blocks, (*two)[i].hit_blocks) << (*one)[i].policy;
-    if ((*one)[i].policy != "infinite") {
-      EXPECT_LE((*one)[i].block_ratio(), opt) << (*one)[i].policy;
-    }
-  }
-}
-
 TEST(Sample, OfAllIsAll) {
   const Workload w = Chains({{0, 1, 2}, {0, 1, 3}});
   EXPECT_EQ(Sample(w, {.one_in = 1}).contents, w.contents);

@@ -78,8 +78,21 @@ def _names_of_its_own(text: str) -> set[str]:
     return names - {"main()"}
 
 
+def _namespace_of(text: str) -> str:
+    found = re.search(r"^namespace ([\w:]+) \{", text, re.MULTILINE)
+    return found.group(1) if found else ""
+
+
+def _constants_it_includes(tree: Tree, text: str) -> dict[str, str]:
+    """The constants that the headers which a source names have in its namespace or in one around it, and which header has each."""
+    return {constant: header for header in re.findall(r'^#include "([^"]+)"', text, re.MULTILINE)
+            if tree.exists(header) and f"{_namespace_of(text)}::".startswith(_namespace_of(tree.text(header)))
+            for constant in re.findall(r"^inline constexpr [^;=({]*?\b(k\w+)\s*[{=\[]", tree.text(header), re.MULTILINE)}
+
+
 def own_names(tree: Tree) -> list[str]:
-    """No two sources of a target that is compiled in groups define the same name."""
+    """No two sources of a target that is compiled in groups define the same name, and none a constant that a header of another one has:
+    it would hide that, without a word of the compiler."""
     errors = []
     for name in tree.files("CMakeLists.txt"):
         folder = posixpath.dirname(name)
@@ -88,14 +101,18 @@ def own_names(tree: Tree) -> list[str]:
             if re.search(rf"set_target_properties\(\s*{re.escape(target)}\b[^)]*UNITY_BUILD OFF", text):
                 continue
             seen: dict[str, str] = {}
+            included: dict[str, str] = {}
             for word in words.split():
                 source = posixpath.normpath(posixpath.join(folder, word))
                 if not word.endswith(".cc") or not tree.exists(source):
                     continue
+                included |= _constants_it_includes(tree, tree.text(source))
                 for defined in sorted(_names_of_its_own(tree.text(source))):
                     other = seen.setdefault(defined, source)
                     if other != source:
                         errors.append(f"{source}: {defined} is also in {other}, of the same target {target}")
+            errors += [f"{seen[constant]}: {constant} hides that of {included[constant]}, in sources of the same target {target}"
+                       for constant in sorted(seen.keys() & included.keys())]
     return errors
 
 
@@ -107,7 +124,7 @@ def test_programs_are_run(tree: Tree) -> list[str]:
         for target, sources in re.findall(r"add_executable\(\s*(\S+)([^)]*)\)", text):
             if "_test.cc" not in sources or "${" in target:
                 continue
-            run = rf"(discover_tests\(\s*|add_test\([^)]*\b|kvpool_\w+\([^)]*\b){re.escape(target)}\b"
+            run = rf"(discover_(single_threaded_)?tests\(\s*|add_test\([^)]*\b|kvpool_\w+\([^)]*\b){re.escape(target)}\b"
             if not re.search(run, text):
                 errors.append(f"{name}: {target} is built, but ctest does not know it")
     return errors

@@ -100,7 +100,7 @@ RespTier::Options Impatient(const FakeServer& server, RespCluster cluster) {
 }
 
 // Replies as they could be, and as they could not.
-std::string Garbage(std::mt19937* random) {
+std::string GarbageReply(std::mt19937* random) {
   const auto pick = [&](size_t n) { return (*random)() % n; };
   static const std::string kWhole[] = {"+OK\r\n",
                                        "$-1\r\n",
@@ -158,7 +158,7 @@ class RespHostileTest : public testing::TestWithParam<RespCluster> {};
 
 TEST_P(RespHostileTest, GarbageIsNeverAValue) {
   std::mt19937 random(11);
-  FakeServer server([&](const std::string&) { return Garbage(&random); });
+  FakeServer server([&](const std::string&) { return GarbageReply(&random); });
   const auto tier = OpenResp(Impatient(server, GetParam()));
   uint32_t number = 0;
   const auto end = std::chrono::steady_clock::now() + 2 * kTestLimit;

@@ -32,7 +32,7 @@ using testing::HasSubstr;
 
 // ---- Nonsense
 
-std::string Garbage(std::mt19937* random) {
+std::string GarbageAnswer(std::mt19937* random) {
   const auto pick = [&](size_t n) { return (*random)() % n; };
   static const std::string kWhole[] = {
       Answer(200),
@@ -88,7 +88,7 @@ TEST(S3HostileTest, GarbageIsNeverAValue) {
   std::mt19937 random(11);
   bool open = false;
   FakeS3Store store(
-      [&](const S3Asked&) { return std::exchange(open, true) ? Garbage(&random) : PageOf({}); });
+      [&](const S3Asked&) { return std::exchange(open, true) ? GarbageAnswer(&random) : PageOf({}); });
   S3Tier::Options options = store.options();
   options.client.io_timeout = milliseconds(50);
   const auto tier = OpenS3(options);
@@ -110,7 +110,7 @@ TEST(S3HostileTest, GarbageIsNeverAValue) {
 
 TEST(S3HostileTest, AStartIsRefusedOrNotWhateverComes) {
   std::mt19937 random(12);
-  FakeS3Store store([&](const S3Asked&) { return Garbage(&random); });
+  FakeS3Store store([&](const S3Asked&) { return GarbageAnswer(&random); });
   S3Tier::Options options = store.options();
   options.client.io_timeout = milliseconds(20);
   for (int i = 0; i < 100; ++i) S3Tier::Open(options).IgnoreError();

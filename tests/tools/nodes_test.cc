@@ -31,7 +31,7 @@ namespace {
 using std::chrono::milliseconds;
 
 // What is replayed, and on which nodes. By hand: the recorded trace, in a tenth of the time that it took.
-struct Shape {
+struct Load {
   int pool_blocks = 600;
   int block_bytes = 4096;
   int64_t store_bytes = 0;  // 0: no bound.
@@ -40,26 +40,26 @@ struct Shape {
   // Sanitizers are slow: what one computes may be written when the other has asked.
   double least_of_infinite = KVPOOL_SANITIZED ? .7 : .95;
 };
-Shape ShapeOfThis() {
-  Shape shape;
+Load LoadOfThis() {
+  Load load;
   if (std::getenv("KVPOOL_NODES_WHOLE_TRACE") == nullptr) {
     constexpr uint64_t kRequests = 1200;
-    shape.flags.push_back(absl::StrCat("--requests=", kRequests));
-    shape.requests = replay::GenerateConversation({.seed = 5, .requests = kRequests});
-    return shape;
+    load.flags.push_back(absl::StrCat("--requests=", kRequests));
+    load.requests = replay::GenerateConversation({.seed = 5, .requests = kRequests});
+    return load;
   }
   const auto path = replay::FindConversationTrace(KVPOOL_SOURCE_DIR "/../shared/traces");
   EXPECT_TRUE(path.ok()) << path.status();
-  if (!path.ok()) return shape;
+  if (!path.ok()) return load;
   auto requests = replay::ReadTrace(*path);
   EXPECT_TRUE(requests.ok()) << requests.status();
-  if (requests.ok()) shape.requests = *std::move(requests);
+  if (requests.ok()) load.requests = *std::move(requests);
   return {.pool_blocks = 5000,
           .block_bytes = 65536,
           .store_bytes =
               int64_t{100000} * 80 * 1024,  // What jemalloc takes for a value of 64 KiB and its header.
           .flags = {"--trace=" + *path, "--time-scale=.1"},
-          .requests = std::move(shape.requests),
+          .requests = std::move(load.requests),
           .least_of_infinite = .98};
 }
 
@@ -73,14 +73,14 @@ class NodesTest : public testing::Test {
     std::ofstream(key_file_) << std::string(64, '5') << "\n";
     std::filesystem::permissions(key_file_, std::filesystem::perms::owner_read);
     cluster_ = std::make_unique<RedisCluster>(3);
-    for (size_t i = 0; i < cluster_->size() && shape_.store_bytes > 0; ++i) {
-      const std::string bytes = absl::StrCat(shape_.store_bytes / 3);
+    for (size_t i = 0; i < cluster_->size() && load_.store_bytes > 0; ++i) {
+      const std::string bytes = absl::StrCat(load_.store_bytes / 3);
       ASSERT_EQ(cluster_->node(i).Command({"CONFIG", "SET", "maxmemory", bytes}), "OK");
       ASSERT_EQ(cluster_->node(i).Command({"CONFIG", "SET", "maxmemory-policy", "allkeys-lru"}), "OK");
     }
   }
   std::unique_ptr<DaemonProcess> StartNode() const {
-    const uint64_t bytes = uint64_t(shape_.pool_blocks) * shape_.block_bytes;
+    const uint64_t bytes = uint64_t(load_.pool_blocks) * load_.block_bytes;
     const std::string capacity = absl::StrCat(bytes);
     auto node = DaemonProcess::Start(
         {.binary = KVPOOL_KVPOOLD,
@@ -95,11 +95,11 @@ class NodesTest : public testing::Test {
   google::protobuf::Struct Replay(const DaemonProcess& node, int wait_ms, const std::string& part) const {
     std::vector<std::string> arguments = {"--socket=" + node.socket(),
                                           "--run=" + std::string(64, 'a'),
-                                          absl::StrCat("--block-bytes=", shape_.block_bytes),
+                                          absl::StrCat("--block-bytes=", load_.block_bytes),
                                           absl::StrCat("--wait-ms=", wait_ms),
                                           "--part=" + part,
                                           "--json"};
-    arguments.insert(arguments.end(), shape_.flags.begin(), shape_.flags.end());
+    arguments.insert(arguments.end(), load_.flags.begin(), load_.flags.end());
     const ToolResult result = RunTool(KVPOOL_REPLAY, arguments);
     EXPECT_EQ(result.exit_status, 0) << result.err << node.Log();
     if (result.exit_status != 0) return {};
@@ -125,7 +125,7 @@ class NodesTest : public testing::Test {
            1e-6;
   }
 
-  const Shape shape_ = ShapeOfThis();
+  const Load load_ = LoadOfThis();
   TemporaryDirectory folder_;
   std::string key_file_;
   std::unique_ptr<RedisCluster> cluster_;
@@ -133,7 +133,7 @@ class NodesTest : public testing::Test {
 
 // Requests go to two nodes in turns, as a balancer that knows no prefixes sends them.
 TEST_F(NodesTest, TwoFindWhatOneOfInfiniteMemoryWould) {
-  const auto infinite = replay::SimulateLru(shape_.requests, {.capacity_blocks = uint64_t{1} << 30});
+  const auto infinite = replay::SimulateLru(load_.requests, {.capacity_blocks = uint64_t{1} << 30});
   ASSERT_TRUE(infinite.ok()) << infinite.status();
   std::unique_ptr<DaemonProcess> nodes[] = {StartNode(), StartNode()};
   google::protobuf::Struct replays[2];
@@ -151,15 +151,15 @@ TEST_F(NodesTest, TwoFindWhatOneOfInfiniteMemoryWould) {
   Print("a node", replays[0]);
   Print("the other", replays[1]);
   const auto both = [&](const char* field) { return Number(replays[0], field) + Number(replays[1], field); };
-  EXPECT_EQ(both("requests"), static_cast<double>(shape_.requests.size()));
+  EXPECT_EQ(both("requests"), static_cast<double>(load_.requests.size()));
   const double blocks = both("hit_blocks") / both("blocks") / infinite->block_ratio();
   const double tokens = both("hit_tokens") / both("tokens") / infinite->token_ratio();
   std::printf(
       "both found %.3f of the blocks and %.3f of the tokens that one of infinite memory would have: %.4f, "
       "%.4f\n",
       blocks, tokens, infinite->block_ratio(), infinite->token_ratio());
-  EXPECT_GE(blocks, shape_.least_of_infinite);
-  EXPECT_GE(tokens, shape_.least_of_infinite);
+  EXPECT_GE(blocks, load_.least_of_infinite);
+  EXPECT_GE(tokens, load_.least_of_infinite);
   for (const auto& node : nodes) EXPECT_EQ(node->Stop(), 0);
 }
 

@@ -37,7 +37,7 @@ using ::testing::HasSubstr;
 constexpr char kRun[] = "a replay of the tests";
 constexpr uint32_t kBlockBytes = 4096;
 
-Deadline Soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(60); }
+Deadline InAMinute() { return std::chrono::steady_clock::now() + std::chrono::seconds(60); }
 
 google::protobuf::Struct ReplayJson(std::vector<std::string> arguments, int exit_status = 0) {
   arguments.push_back("--json");
@@ -231,7 +231,7 @@ TEST(Replay, UpgradesOfTheDaemonFailNoVerb) {
     const ToolResult status = RunTool(KVPOOL_KVPOOLCTL, {socket, "status", "--json"});
     return status.exit_status == 0 && Number(ParseJson(status.out), "sessions") == 3;
   };
-  for (const Deadline deadline = Soon(); !served() && !over;)
+  for (const Deadline deadline = InAMinute(); !served() && !over;)
     ASSERT_LT(std::chrono::steady_clock::now(), deadline);
   int done = 0;
   for (; done < upgrades && !over; ++done) {
@@ -358,7 +358,7 @@ TEST(Replay, HundredsOfKilledEnginesLoseNoBlock) {
   // and this session's sink.
   auto session = JoinRun((*daemon)->socket());
   ASSERT_TRUE(session.ok()) << session.status();
-  auto all = (*session)->LeaseWithin(static_cast<uint32_t>(Number(states, "capacity")) - 1, Soon());
+  auto all = (*session)->LeaseWithin(static_cast<uint32_t>(Number(states, "capacity")) - 1, InAMinute());
   EXPECT_TRUE(all.ok()) << all.status();
 }
 

@@ -34,10 +34,15 @@ Shadow::Shadow(size_t bytes)
       cells_(static_cast<Cell*>(Reserve(cells_bytes_))) {}
 Shadow::~Shadow() { ::munmap(cells_, cells_bytes_); }
 
-void Shadow::Forget() { std::fill_n(cells_, cells_bytes_ / sizeof(Cell), Cell{}); }
+void Shadow::Forget() {
+  if (touched_begin_ < touched_end_) std::fill(cells_ + touched_begin_, cells_ + touched_end_, Cell{});
+  touched_begin_ = SIZE_MAX;
+  touched_end_ = 0;
+}
 
 void Shadow::Wrote(size_t offset, size_t bytes) {
   const size_t end = offset + bytes;
+  Touched(offset / kCellBytes, (end + kCellBytes - 1) / kCellBytes);
   for (size_t cell = offset / kCellBytes; cell * kCellBytes < end; ++cell) {
     cells_[cell].ever_written |= MaskIn(cell, offset, end);
   }
@@ -54,6 +59,7 @@ bool Shadow::WasWritten(size_t offset, size_t bytes) const {
 const char* Shadow::Check(size_t offset, uint32_t bytes, Touch touch, uint32_t thread, const Moment& moment,
                           Footprint* footprint) {
   Cell* cell = cells_ + offset / kCellBytes;
+  Touched(offset / kCellBytes, (offset + bytes + kCellBytes - 1) / kCellBytes);
   const auto by = static_cast<uint16_t>(thread);
   if (bytes < kCellBytes) {
     const auto mask = static_cast<uint8_t>(((1u << bytes) - 1) << (offset % kCellBytes));

@@ -3,6 +3,7 @@
 #ifndef KVPOOL_TESTS_SUPPORT_FAKE_CUDA_SHADOW_H_
 #define KVPOOL_TESTS_SUPPORT_FAKE_CUDA_SHADOW_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -33,7 +34,7 @@ class Shadow {
   // What the driver's copies do.
   void Wrote(size_t offset, size_t bytes);
   bool WasWritten(size_t offset, size_t bytes) const;
-  // As if nothing had been written.
+  // As if nothing had been written. Takes the time of what was touched since the last time, not that of all.
   void Forget();
 
   // What a thread of a kernel does. Returns what is wrong with that, or nullptr. REQUIRES: [offset, offset + bytes) is aligned
@@ -55,8 +56,17 @@ class Shadow {
   const char* CheckCell(Cell* cell, uint8_t mask, Touch touch, uint16_t thread, const Moment& moment,
                         Footprint* footprint);
 
+  // [begin, end) are touched.
+  void Touched(size_t begin, size_t end) {
+    touched_begin_ = std::min(touched_begin_, begin);
+    touched_end_ = std::max(touched_end_, end);
+  }
+
   const size_t cells_bytes_;
   Cell* const cells_;
+  // All other cells are as they were made: a kernel's shared memory is a small part of what all kernels of a program have.
+  size_t touched_begin_ = SIZE_MAX;
+  size_t touched_end_ = 0;
 };
 
 }  // namespace kvpool::fake

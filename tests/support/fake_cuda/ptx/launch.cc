@@ -48,6 +48,7 @@ class PtxKernel : public FakeKernel {
 
 struct Module {
   std::unique_ptr<const Program> program;
+  std::unique_ptr<Shadow> shared_shadow;  // kept, since pages of memory cost more than most launches
   std::map<std::string, std::unique_ptr<PtxKernel>, std::less<>> kernels;
 };
 
@@ -183,14 +184,12 @@ CUresult PtxKernel::Run(const Grid& grid, const std::vector<std::byte>& paramete
   Machine& machine = TheMachine();
   const std::lock_guard lock(machine.mu);
   ++counts_.launches;
-  const size_t shared_bytes = module_->program->shared_bytes;
-  Shadow shared_shadow(std::max<size_t>(shared_bytes, 1));
   Launch launch = {.kernel = kernel_,
                    .counts = &counts_,
                    .regions = MappedRegions(),
                    .parameters = parameters,
-                   .shared = std::vector<std::byte>(shared_bytes),
-                   .shared_shadow = &shared_shadow,
+                   .shared = std::vector<std::byte>(module_->program->shared_bytes),
+                   .shared_shadow = module_->shared_shadow.get(),
                    .threads = grid.threads,
                    .moment = {.launch = machine.moments + 1}};
   const size_t warps = (grid.threads + kLanes - 1) / kLanes;
@@ -208,7 +207,7 @@ CUresult PtxKernel::Run(const Grid& grid, const std::vector<std::byte>& paramete
     ++counts_.thread_blocks;
     counts_.threads = std::max<uint64_t>(counts_.threads, grid.threads);
     launch.moment.block = launch.moment.now = ++machine.moments;
-    shared_shadow.Forget();
+    module_->shared_shadow->Forget();
     for (size_t i = 0; i < warps; ++i) StartWarp(&machine.warps[i], grid, x, y);
     do {
       launch.moment.now = ++machine.moments;
@@ -230,6 +229,7 @@ const FakeKernel* FindKernel(const void* image, const char* name) {
   if (module == nullptr) {
     module = std::make_unique<Module>();
     module->program = Parse(TextOf(image));
+    module->shared_shadow = std::make_unique<Shadow>(std::max<size_t>(module->program->shared_bytes, 1));
     for (const auto& [kernel_name, kernel] : module->program->kernels) {
       module->kernels[kernel_name] = std::make_unique<PtxKernel>(module.get(), kernel.get());
     }
