@@ -33,7 +33,7 @@ constexpr int kStepsTogether = 16;
 constexpr auto kWaitPause = std::chrono::milliseconds(1), kLongestPause = std::chrono::milliseconds(8);
 // A slab that goes to a space under pressure, or is beyond a tenant's share, is asked for so long.
 constexpr uint64_t kLevelMs = 1000;
-// The last block of a space is to be worth so many times less than one more to another before it gives memory to that one: else a
+// The last slab of a space is to be worth so many times less than one more to another before it gives memory to that one: else a
 // slab would go back and forth between two that are alike, since either is known to some percent (pool/reuse_curve.h).
 constexpr double kMuchLess = 1.3;
 // A space gives so many slabs at a time of what no session uses, or of what is another's own.
@@ -85,7 +85,7 @@ bool OnlyItsTenantIsFull(const Space& space, const DeviceBudget& budget) {
          std::all_of(facts.rank_devices.begin(), facts.rank_devices.end(), has_room);
 }
 
-// What one block of a space saves, for each of its bytes and each millisecond.
+// What each block of a slab saves, for each of its bytes and each millisecond.
 struct Worth {
   std::string_view tenant;        // It lives as long as its space.
   double tokens = 0;              // Tokens that are not computed.
@@ -100,7 +100,7 @@ struct Worth {
 };
 
 struct Worths {
-  Worth last, next;  // Of the last block that it has, and of one more.
+  Worth last, next;  // Of the last slab that it has, and of one more.
 };
 
 Worths WorthsOf(const Space& space) ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu) {
@@ -119,7 +119,9 @@ Worths WorthsOf(const Space& space) ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu) {
     if (seconds.value_or(0) > 0) worth.seconds = chance * *seconds;
     return worth;
   };
-  const ReuseCurve::Slopes slopes = pool.reuse(space.state.growth.max_blocks(), space.NowMs());
+  const SpaceGeometry& geometry = space.facts.geometry;
+  const auto step = static_cast<uint32_t>(std::max<uint64_t>(1, geometry.blocks_in(geometry.slab_bytes)));
+  const ReuseCurve::Slopes slopes = pool.reuse(step, space.state.growth.max_blocks(), space.NowMs());
   return {.last = worth_of(slopes.last), .next = worth_of(slopes.next)};
 }
 
@@ -668,7 +670,7 @@ bool Daemon::LevelWorths(const std::shared_ptr<Space>& needy, uint64_t bytes) {
   const bool for_reserve = bytes > facts.geometry.unit_bytes;
   std::shared_ptr<Space> giver;
   bool unused = false;
-  Worth least;                 // What the last block of that one is worth.
+  Worth least;                 // What the last slab of that one is worth.
   std::optional<Donor> above;  // The one that has most for its weight, of those beyond their shares.
   std::optional<Donor> lower;  // The same of the lowest class there is below its own, whatever is whose.
   for (const std::shared_ptr<Space>& space : spaces) {

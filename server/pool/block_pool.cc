@@ -453,8 +453,9 @@ absl::StatusOr<BlockView> BlockPool::View(BlockId block, TimeMs now) const {
   return view;
 }
 
-ReuseCurve::Slopes BlockPool::reuse(uint32_t most, TimeMs now) const {
-  return rep_->reuse.At(capacity(), most, now);
+ReuseCurve::Slopes BlockPool::reuse(uint32_t step, uint32_t most, TimeMs now) const {
+  // What is kept free finds nothing.
+  return rep_->reuse.At(capacity() - rep_->count(BlockState::kFree), step, most, now);
 }
 
 BlockRef BlockPool::Find(const BlockKey& key) const {

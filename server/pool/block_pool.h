@@ -335,8 +335,8 @@ class BlockPool {
   // The session's unused guarantee: what it can lease whatever others do.
   uint32_t guaranteed_free(Holder session) const;
   const ReplacementPolicy& policy() const;
-  // Hits that the last block of its capacity brings, and that one more would, where it can have `most`.
-  ReuseCurve::Slopes reuse(uint32_t most, TimeMs now) const;
+  // Hits that each of the last `step` blocks in use brings, and that each of so many more would, where there can be `most`.
+  ReuseCurve::Slopes reuse(uint32_t step, uint32_t most, TimeMs now) const;
   // The policy is told of events a little later than they happen (policy_feed.h): at the latest when it is asked
   // something, and here. Is there enough to tell that it is worth a call that no verb waits for?
   void TellPolicy();

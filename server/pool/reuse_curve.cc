@@ -69,7 +69,7 @@ void ReuseCurve::Use(uint64_t hash, uint64_t now_ms, bool asked) {
   Count(oldest_, -1);
 }
 
-ReuseCurve::Slopes ReuseCurve::At(uint32_t blocks, uint32_t most, uint64_t now_ms) const {
+ReuseCurve::Slopes ReuseCurve::At(uint32_t blocks, uint32_t step, uint32_t most, uint64_t now_ms) const {
   const double bucket_blocks = static_cast<double>(one_in_ * most_keys_) / kBuckets;
   const auto end = static_cast<uint32_t>(
       std::clamp<double>(std::ceil(most / bucket_blocks), 1, kBuckets));  // Of the curve, in buckets.
@@ -84,17 +84,19 @@ ReuseCurve::Slopes ReuseCurve::At(uint32_t blocks, uint32_t most, uint64_t now_m
       --count;
     corners[count++] = i;
   }
-  const double at = blocks / bucket_blocks;
+  // Hits of a cache of so many blocks, by the hull.
+  const auto hull = [&](double blocks_there) {
+    const double at = std::clamp<double>(blocks_there / bucket_blocks, 0, end);
+    uint32_t c = 1;
+    while (c + 1 < count && corners[c] < at) ++c;
+    return hits[corners[c - 1]] + slope(corners[c - 1], corners[c]) * (at - corners[c - 1]);
+  };
   // A hit of the sample stands for one_in_, and comes in all this time.
   const double passed_ms = static_cast<double>(now_ms - std::min(now_ms, since_ms_));
-  const double scale = static_cast<double>(one_in_) / bucket_blocks / std::max(kLeastMs, passed_ms);
-  Slopes slopes;
-  for (uint32_t c = 0; c + 1 < count; ++c) {
-    const double here = slope(corners[c], corners[c + 1]) * scale;
-    if (corners[c] < at && at <= corners[c + 1]) slopes.last = here;
-    if (corners[c] <= at && at < corners[c + 1]) slopes.next = here;
-  }
-  return slopes;
+  const double scale = static_cast<double>(one_in_) / std::max(kLeastMs, passed_ms) / step;
+  const double here = hull(blocks);
+  return {.last = (here - hull(static_cast<double>(blocks) - step)) * scale,
+          .next = (hull(static_cast<double>(blocks) + step) - here) * scale};
 }
 
 size_t ReuseCurve::bytes() const {

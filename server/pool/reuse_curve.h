@@ -18,7 +18,7 @@ namespace kvpool {
 // as keys were used since (Mattson et al., 1970), so that a histogram of these numbers gives the hits of each size. It is of the
 // last uses, and of the time that they took: where nothing is asked for any more hits become rare.
 //
-// What one block more or less is worth is read from the upper hull of that curve (Beckmann and Sanchez, Talus, HPCA 2015): what
+// What blocks more or less are worth is read from the upper hull of that curve (Beckmann and Sanchez, Talus, HPCA 2015): what
 // comes round after more than there is room for is found by none of some blocks more, but by all once there is room for it.
 class ReuseCurve {
  public:
@@ -34,12 +34,12 @@ class ReuseCurve {
     if (IsSampled(hash)) Use(hash, now_ms, /*asked=*/false);
   }
 
-  // Hits in a millisecond that the last block of a cache brings, and that one more would bring.
+  // Hits in a millisecond that each of the last blocks of a cache brings, and that each of some more would bring.
   struct Slopes {
     double last = 0, next = 0;
   };
-  // Of a cache of `blocks` that can have at most `most`.
-  Slopes At(uint32_t blocks, uint32_t most, uint64_t now_ms) const;
+  // Of a cache of `blocks` that can have at most `most`, where `step` come or go together. REQUIRES: step > 0.
+  Slopes At(uint32_t blocks, uint32_t step, uint32_t most, uint64_t now_ms) const;
 
   size_t bytes() const;
 

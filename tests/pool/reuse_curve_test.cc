@@ -50,7 +50,7 @@ uint64_t AskAll(ReuseCurve* curve, const std::vector<uint64_t>& uses, uint64_t n
 // What blocks `from` to `to` find of what is asked for, as the curve has it.
 double Between(const ReuseCurve& curve, uint32_t from, uint32_t to, uint32_t most, uint64_t now_ms) {
   double hits = 0;
-  for (uint32_t blocks = from; blocks < to; ++blocks) hits += curve.At(blocks, most, now_ms).next;
+  for (uint32_t blocks = from; blocks < to; ++blocks) hits += curve.At(blocks, 1, most, now_ms).next;
   return hits * kPaceMs;
 }
 
@@ -88,20 +88,22 @@ TEST(ReuseCurve, WhatComesRoundIsWorthAsMuchFromTheFirstBlockToTheLast) {
   // With 600 blocks all is found.
   const double each = 1. / 600 / kPaceMs;
   for (const uint32_t blocks : {1u, 100u, 500u, 599u}) {
-    EXPECT_NEAR(curve.At(blocks, 1000, now).next, each, .2 * each) << blocks;
-    EXPECT_NEAR(curve.At(blocks, 1000, now).last, each, .2 * each) << blocks;
+    EXPECT_NEAR(curve.At(blocks, 1, 1000, now).next, each, .2 * each) << blocks;
+    EXPECT_NEAR(curve.At(blocks, 1, 1000, now).last, each, .2 * each) << blocks;
   }
-  EXPECT_LT(curve.At(620, 1000, now).next, .05 * each) << "nothing is left to be found";
+  EXPECT_LT(curve.At(620, 1, 1000, now).next, .05 * each) << "nothing is left to be found";
+  EXPECT_NEAR(curve.At(620, 40, 1000, now).last, .5 * each, .15 * each) << "half of them are needed";
+  EXPECT_NEAR(curve.At(580, 40, 1000, now).next, .5 * each, .15 * each);
 }
 
 TEST(ReuseCurve, WhatComesRoundAfterMoreThanThereMayBeIsWorthNothing) {
   ReuseCurve curve(1000);
   const uint64_t now = AskAll(&curve, Circle(600, 3));
   const double each = 1. / 600 / kPaceMs;
-  EXPECT_LT(curve.At(100, 500, now).next, .05 * each);
+  EXPECT_LT(curve.At(100, 1, 500, now).next, .05 * each);
   ReuseCurve small(500);
   AskAll(&small, Circle(600, 3));
-  EXPECT_LT(small.At(100, 500, now).next, .05 * each);
+  EXPECT_LT(small.At(100, 1, 500, now).next, .05 * each);
 }
 
 TEST(ReuseCurve, WhatIsWrittenIsNotAskedFor) {
@@ -111,30 +113,30 @@ TEST(ReuseCurve, WhatIsWrittenIsNotAskedFor) {
     curve.Ask(HashOf(i), ++now);
     curve.Write(HashOf(i), now);
   }
-  EXPECT_LT(curve.At(10, 1000, now).next, 1. / 1000 / 100) << "nothing was asked for twice";
-  const double before = curve.At(500, 1000, now).next;
+  EXPECT_LT(curve.At(10, 1, 1000, now).next, 1. / 1000 / 100) << "nothing was asked for twice";
+  const double before = curve.At(500, 1, 1000, now).next;
   for (int i = 0; i < 1000; ++i) curve.Ask(HashOf(i), ++now);
-  EXPECT_GT(curve.At(500, 1000, now).next, 50 * before);
+  EXPECT_GT(curve.At(500, 1, 1000, now).next, 50 * before);
 }
 
 TEST(ReuseCurve, WhoAsksForNothingAnyMoreIsWorthLess) {
   ReuseCurve curve(1000);
   const uint64_t now = AskAll(&curve, Circle(600, 3));
-  const double busy = curve.At(300, 1000, now).last;
+  const double busy = curve.At(300, 1, 1000, now).last;
   // Its last uses took some seconds.
-  EXPECT_LT(curve.At(300, 1000, now + 60'000).last, busy / 10);
+  EXPECT_LT(curve.At(300, 1, 1000, now + 60'000).last, busy / 10);
   // And is as before soon after it has come back.
   uint64_t later = now + 3'600'000;
-  EXPECT_LT(curve.At(300, 1000, later).last, busy / 1000);
+  EXPECT_LT(curve.At(300, 1, 1000, later).last, busy / 1000);
   later = AskAll(&curve, Circle(600, 2), later);
-  EXPECT_GT(curve.At(300, 1000, later).last, busy / 2);
+  EXPECT_GT(curve.At(300, 1, 1000, later).last, busy / 2);
 }
 
 TEST(ReuseCurve, TheFirstUsesAreNoRate) {
   ReuseCurve curve(1000);
   for (int i = 0; i < 100; ++i) curve.Ask(HashOf(i % 10), 1);
-  EXPECT_LE(curve.At(5, 1000, 1).next, 100. / 1000 / 5);
-  EXPECT_EQ(ReuseCurve(1000).At(5, 1000, 1).next, 0);
+  EXPECT_LE(curve.At(5, 1, 1000, 1).next, 100. / 1000 / 5);
+  EXPECT_EQ(ReuseCurve(1000).At(5, 1, 1000, 1).next, 0);
 }
 
 // However many keys there are, and whatever their order.
@@ -150,7 +152,7 @@ TEST(ReuseCurve, ItsMemoryIsBounded) {
   }
   EXPECT_LT(curve.bytes(), 200'000);
   EXPECT_LT(small.bytes(), 2000);
-  EXPECT_GE(small.At(1, 1, 300'000).last, 0);
+  EXPECT_GE(small.At(1, 1, 1, 300'000).last, 0);
 }
 
 // Prompts of 20 blocks that come round after more than is there: what is found, and what is not.
@@ -172,11 +174,11 @@ TEST(ReuseCurve, APoolCountsAllThatItIsAskedFor) {
   for (int i = 0; i < 32; ++i) serve(i % 8);
   EXPECT_EQ(hits, 0) << "160 blocks come round, and 64 are there";
   const double each = 1. / 160 / kPaceMs;
-  EXPECT_NEAR(pool.pool.reuse(1024, pool.now).next, each, .3 * each);
-  EXPECT_LT(pool.pool.reuse(128, pool.now).next, .1 * each);
+  EXPECT_NEAR(pool.pool.reuse(1, 1024, pool.now).next, each, .3 * each);
+  EXPECT_LT(pool.pool.reuse(1, 128, pool.now).next, .1 * each);
   for (int i = 0; i < 64; ++i) serve(i % 2);
   EXPECT_EQ(hits, 62 * 20);
-  EXPECT_NEAR(pool.pool.reuse(1024, pool.now).next, 0, .4 * each);
+  EXPECT_NEAR(pool.pool.reuse(1, 1024, pool.now).next, 0, .4 * each);
 }
 
 }  // namespace

@@ -1140,6 +1140,39 @@ TEST_F(GiveBackTest, WhoAsksForNothingTwiceGetsNothingOfWhoDoes) {
   EXPECT_LT(Space(0).slabs, 3);
 }
 
+// With what it has it finds nothing, and nor would it with a slab more, or with two.
+TEST_F(GiveBackTest, WhoGoesRoundThroughMoreThanItHasGetsTheMemoryOfWhoIsIdle) {
+  const auto a = Full(4);
+  std::unique_ptr<Engine> b;
+  ASSERT_TRUE(OpenB(4, &b).ok());
+  EXPECT_GT(Found(a.get(), 1, Space(0).capacity + 1), 0);
+  const auto serve = [&](const std::string& prompt) {
+    clock_.Advance(200);
+    Settle({a.get(), b.get()});
+    std::vector<std::string> keys;
+    for (int i = 0; i < 8; ++i) keys.push_back(Key(prompt + "." + std::to_string(i)));
+    const v1::MatchResult match = b->Match(keys);
+    std::vector<uint64_t> blocks(match.groups(0).blocks().begin(), match.groups(0).blocks().end());
+    const size_t hits = blocks.size();
+    if (hits < keys.size()) {
+      const v1::LeaseResult lease = b->LeaseAsked(static_cast<uint32_t>(keys.size() - hits), 1);
+      for (const uint64_t block : lease.blocks()) {
+        b->Seal({block}, {keys[blocks.size()]}, blocks.empty() ? "" : keys[blocks.size() - 1]);
+        blocks.push_back(block);
+      }
+    }
+    b->Release(blocks);
+    return hits == keys.size() ? 1 : 0;
+  };
+  std::vector<int> found(30);
+  for (int& in_round : found) {
+    for (int i = 0; i < 4; ++i) in_round += serve("b" + std::to_string(i));
+  }
+  EXPECT_EQ(found.front(), 0);
+  EXPECT_EQ(found.back(), 4);
+  EXPECT_EQ(Space(0).slabs, 1) << "the first stays";
+}
+
 TEST_F(GiveBackTest, TenRoundsOfTwoModelsInTurn) {
   StartDaemon(6);
   for (int round = 0; round < 10; ++round) {
