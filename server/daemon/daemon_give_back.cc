@@ -100,7 +100,7 @@ struct Worth {
 };
 
 struct Worths {
-  Worth last, next;  // Of the last slab that it has, and of one more.
+  Worth last, next;  // The last slab that it has, and one more.
 };
 
 Worths WorthsOf(const Space& space) ABSL_EXCLUSIVE_LOCKS_REQUIRED(space.mu) {

@@ -72,7 +72,7 @@ void ReuseCurve::Use(uint64_t hash, uint64_t now_ms, bool asked) {
 ReuseCurve::Slopes ReuseCurve::At(uint32_t blocks, uint32_t step, uint32_t most, uint64_t now_ms) const {
   const double bucket_blocks = static_cast<double>(one_in_ * most_keys_) / kBuckets;
   const auto end = static_cast<uint32_t>(
-      std::clamp<double>(std::ceil(most / bucket_blocks), 1, kBuckets));  // Of the curve, in buckets.
+      std::clamp<double>(std::ceil(most / bucket_blocks), 1, kBuckets));  // Where the curve ends, in buckets.
   std::array<double, kBuckets + 1> hits{};
   for (uint32_t i = 0; i < end; ++i) hits[i + 1] = hits[i] + reuses_[i];
   hits[end] += uses_ / kUsesPerUnseenReuse;

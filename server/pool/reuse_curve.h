@@ -72,7 +72,7 @@ class ReuseCurve {
   // Keys have places in the order of their last use, 0 where one has gone, and a Fenwick tree counts those that are there.
   absl::flat_hash_map<uint64_t, uint32_t> places_;
   std::vector<uint64_t> keys_;
-  std::vector<uint32_t> counts_;  // From 1 on.
+  std::vector<uint32_t> counts_;  // The first one is not used.
   uint32_t oldest_ = 0, next_ = 0;
   // Those asked for again, by how many keys were used since, in kBuckets parts of most_keys_.
   std::array<double, kBuckets> reuses_{};

@@ -145,7 +145,7 @@ TEST(ReuseCurve, ItsMemoryIsBounded) {
   ReuseCurve small(1);
   std::mt19937_64 dice(3);
   for (int i = 0; i < 300'000; ++i) {
-    const uint64_t hash = dice() & ~uint64_t{0xffff};  // In the sample of each.
+    const uint64_t hash = dice() & ~uint64_t{0xffff};  // Each has it in its sample.
     curve.Ask(hash, static_cast<uint64_t>(i));
     small.Ask(hash, static_cast<uint64_t>(i));
     if (i % 3 == 0) curve.Ask(hash, static_cast<uint64_t>(i));
