@@ -2,10 +2,13 @@
 #ifndef KVPOOL_TESTS_SERVICE_GIVE_BACK_FIXTURE_H_
 #define KVPOOL_TESTS_SERVICE_GIVE_BACK_FIXTURE_H_
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -81,6 +84,20 @@ class GiveBackTest : public GrowthTest {
       clock_.Advance(200);
       Settle(engines);
     }
+  }
+  // The test's clock stands still: whoever waits must not wait for it.
+  template <typename Work>
+  void WhileTimePasses(Work work) {
+    std::atomic<bool> done{false};
+    std::thread time([&] {
+      while (!done) {
+        clock_.Advance(10);
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    });
+    work();
+    done = true;
+    time.join();
   }
   template <typename Change>
   void SetShare(size_t space, Change change) {
