@@ -82,7 +82,7 @@ bool StreamAcceptor::RunOnce(int timeout_ms) {
   const uint64_t deadline =
       std::min(silent_.empty() ? UINT64_MAX : silent_.begin()->second.deadline_ms, acceptor_.resume_ms());
   if (deadline != UINT64_MAX && timeout_ms != 0) {
-    const uint64_t now = MonotonicClock()->NowMs();
+    const uint64_t now = options_.clock->NowMs();
     const int left_ms = deadline <= now ? 0 : static_cast<int>(std::min<uint64_t>(deadline - now, 60000));
     timeout_ms = timeout_ms < 0 ? left_ms : std::min(timeout_ms, left_ms);
   }
@@ -100,7 +100,7 @@ bool StreamAcceptor::RunOnce(int timeout_ms) {
     }
   }
   if (arrivals) Accept();
-  const uint64_t now = MonotonicClock()->NowMs();
+  const uint64_t now = options_.clock->NowMs();
   acceptor_.Resume(now);
   while (!silent_.empty() && silent_.begin()->second.deadline_ms <= now) {
     CloseOldest(
@@ -112,7 +112,7 @@ bool StreamAcceptor::RunOnce(int timeout_ms) {
 
 void StreamAcceptor::Accept() {
   for (int i = 0; i < kAcceptsPerTurn; ++i) {
-    auto [kind, socket, address] = acceptor_.Accept(MonotonicClock()->NowMs());
+    auto [kind, socket, address] = acceptor_.Accept(options_.clock->NowMs());
     if (kind == Acceptor::Kind::kNone) return;
     if (kind == Acceptor::Kind::kWithoutFiles) {
       Refuse(ConnectionRefusal::kOpenFiles, nullptr,
@@ -142,7 +142,7 @@ void StreamAcceptor::Accept() {
       continue;
     }
     silent_[id] = {std::move(socket), std::move(peer),
-                   MonotonicClock()->NowMs() + options_.preface_timeout_ms};
+                   options_.clock->NowMs() + options_.preface_timeout_ms};
   }
 }
 

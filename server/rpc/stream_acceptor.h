@@ -26,6 +26,7 @@
 #include "proto/support/unique_fd.h"
 #include "server/access/refusal_log.h"
 #include "server/base/acceptor.h"
+#include "server/base/clock.h"
 #include "server/base/peer_process.h"
 #include "server/base/sockets.h"
 #include "server/rpc/connections.h"
@@ -40,6 +41,7 @@ struct StreamAcceptorOptions {
   uint64_t preface_timeout_ms = 5000;
   uint32_t max_silent = 64;
   int fd_ceiling = 0;  // AttachServerOptions::fd_ceiling.
+  const Clock* clock = MonotonicClock();
 };
 
 class StreamAcceptor {

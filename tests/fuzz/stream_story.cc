@@ -98,6 +98,7 @@ StreamStory::StreamStory(Input* input, const std::string& path) : input_(*input)
   door.max_silent = 3;
   // How long somebody says nothing is not up to a story.
   door.preface_timeout_ms = 3600 * 1000;
+  door.clock = &door_clock_;
   door.fd_ceiling = shape / 8 % 8 == 7 ? LowestFreeDescriptor() + 12 : 4000;
   auto acceptor = StreamAcceptor::Open(
       door, &connections_, &stats_,
@@ -309,6 +310,9 @@ void StreamStory::AcceptWithoutDescriptors() {
   KVPOOL_CHECK(setrlimit(RLIMIT_NOFILE, &tight) == 0, "setrlimit: errno %d", errno);
   RunDoor();
   KVPOOL_CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0, "setrlimit: errno %d", errno);
+  // The acceptor may rest, and takes note of the time at the end of a turn.
+  door_clock_.Advance(Acceptor::kPauseMs);
+  RunDoor();
 }
 
 void StreamStory::HangUp() {

@@ -99,7 +99,7 @@ class StreamStory {
   void Settle();
 
   Input& input_;
-  FakeClock clock_;
+  FakeClock clock_, door_clock_;
   MemoryDevice::Script script_;
   std::unique_ptr<Daemon> daemon_;
   RpcStats stats_;

@@ -1,8 +1,9 @@
 // How kvpoold starts, refuses to start, and ends, and what it shows outside.
-#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/inotify.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -10,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
@@ -220,30 +222,27 @@ pid_t OnlyChild() {
 
 // As after `systemctl restart`, where the manager knows of no moment from which on a process wants to hear of it.
 TEST(LifecycleTest, AReloadThatComesAtTheStartEndsNothing) {
-  signal(SIGPIPE, SIG_IGN);
   for (const std::string keeper : {"off", "on"}) {
     SCOPED_TRACE(keeper);
     const TemporaryDirectory directory;
     const std::string config = directory.path() + "/kvpoold.conf";
-    ASSERT_EQ(mkfifo(config.c_str(), 0600), 0);
-    absl::StatusOr<std::unique_ptr<DaemonProcess>> daemon = absl::UnknownError("");
-    std::atomic<bool> started{false};
-    std::thread start([&] {
-      daemon = DaemonProcess::Start(
-          {.directory = directory.path(), .flags = {"--config=" + config, "--keeper=" + keeper}});
-      started = true;
-    });
-    // Whoever has it open reads its settings, and does nothing else before it has them: the keeper first, and the daemon that it starts.
-    while (!started) {
-      const UniqueFd file(open(config.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
-      if (!file.valid()) {
-        std::this_thread::yield();
-        continue;
+    std::ofstream(config) << "keeper = " << keeper << "\n";
+    const UniqueFd openings(inotify_init1(IN_CLOEXEC));
+    ASSERT_GE(inotify_add_watch(openings.get(), config.c_str(), IN_OPEN), 0);
+    // Whoever opens it has hardly begun: the keeper first, and then the daemon that it starts, and that it passes a reload on to.
+    int reloads = 0;
+    std::thread reload([&] {
+      std::array<char, 4096> events;
+      for (const int most = keeper == "on" ? 2 : 1; reloads < most; ++reloads) {
+        pollfd opening{.fd = openings.get(), .events = POLLIN, .revents = 0};
+        if (poll(&opening, 1, /*milliseconds=*/30000) != 1 ||
+            read(openings.get(), events.data(), events.size()) <= 0)
+          return;
+        if (const pid_t child = OnlyChild(); child > 0) kill(child, SIGHUP);
       }
-      if (const pid_t child = OnlyChild(); child > 0) kill(child, SIGHUP);
-      (void)!write(file.get(), "# None.\n", 8);
-    }
-    start.join();
+    });
+    auto daemon = DaemonProcess::Start({.directory = directory.path(), .flags = {"--config=" + config}});
+    reload.join();
     ASSERT_TRUE(daemon.ok()) << daemon.status();
     // It is not forgotten either.
     EXPECT_TRUE(Logs(**daemon, "SIGHUP, and no --access to read again", 1)) << (*daemon)->Log();

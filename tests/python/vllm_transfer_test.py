@@ -210,11 +210,11 @@ def test_an_idle_worker_gives_memory_back(connector, daemon, gpu):
     engine = Engine(connector, daemon, gpu.alloc(BLOCKS * LAYERS * PAGE))
     engine.begin(copies=[engine.copy([1])])
     engine.done()
-    session = engine.session
+    session, second = engine.session, engine.copy([2])  # One that is leased below may lie in the last slabs.
     most = (64 << 20) // session.block_stride_bytes
     session.lease(most - 100, timeout=30).release()
     session.flush()
-    engine.begin(copies=[engine.copy([2])])  # It locks all of it.
+    engine.begin(copies=[second])  # It locks all of it.
     engine.done()
     member, before = engine.transfer.session, engine.transfer.session.mapped_blocks
     layout = kvpool.Layout([kvpool.LayerGroup(name="full", layers=[0], tokens_per_block=16)], block_bytes=64 << 10, encoding="opaque")
