@@ -141,8 +141,7 @@ void StreamAcceptor::Accept() {
       Refuse(ConnectionRefusal::kOpenFiles, std::move(peer), watched);
       continue;
     }
-    silent_[id] = {std::move(socket), std::move(peer),
-                   options_.clock->NowMs() + options_.preface_timeout_ms};
+    silent_[id] = {std::move(socket), std::move(peer), options_.clock->NowMs() + options_.preface_timeout_ms};
   }
 }
 
