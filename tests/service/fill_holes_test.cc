@@ -1,8 +1,6 @@
 // An engine that takes no holes comes into a space that has some: whose memory fills them, and how much of it.
-#include <atomic>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -49,14 +47,8 @@ class FillHolesTest : public GiveBackTest {
     rigid_ = Attach("rigid");
     v1::OpenSession request = OpenRequest("a");
     request.set_guaranteed_blocks(guaranteed);
-    std::atomic<bool> opened{false};
     absl::Status status;
-    std::thread opening([&] {
-      status = rigid_->Open(request);
-      opened = true;
-    });
-    while (!opened) Settle({a_.get(), b_.get()});
-    opening.join();
+    WhileEnginesGoOn({a_.get(), b_.get()}, [&] { status = rigid_->Open(request); });
     return status;
   }
 

@@ -150,14 +150,8 @@ TEST_F(FreedMemoryTest, AllDevicesOfASpaceHaveToShowIt) {
   v1::OpenSession request = OpenRequest("b");
   request.add_device_uuids("mem0");
   request.set_guaranteed_blocks(5);
-  std::atomic<bool> opened{false};
   absl::Status status;
-  std::thread opening([&] {
-    status = only0->Open(request);
-    opened = true;
-  });
-  while (!opened) Settle({rank0.get(), rank1.get()});
-  opening.join();
+  WhileEnginesGoOn({rank0.get(), rank1.get()}, [&] { status = only0->Open(request); });
   EXPECT_TRUE(status.ok()) << status;
   EXPECT_EQ(Space(0).slabs, 1)
       << "a second one went, since the first was not seen to be free on both devices";

@@ -99,6 +99,21 @@ class GiveBackTest : public GrowthTest {
     done = true;
     time.join();
   }
+  // `work` has a thread of its own. Meanwhile engines map and unmap what they are asked to, and time passes.
+  template <typename Work>
+  void WhileEnginesGoOn(const std::vector<Engine*>& engines, Work work) {
+    std::atomic<bool> done{false};
+    std::thread thread([&] {
+      work();
+      done = true;
+    });
+    while (!done) {
+      Settle(engines);
+      clock_.Advance(1);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    thread.join();
+  }
   template <typename Change>
   void SetShare(size_t space, Change change) {
     v1::SetShareRequest request;

@@ -1,6 +1,5 @@
 // Memory goes from one space to another while engines are in both.
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -1341,15 +1340,9 @@ TEST_F(HolesTest, AHoleIsFilledForAnEngineThatTakesNone) {
   clock_.Advance(60000);
   daemon_->HousekeepOnce();
   // Slabs go out in their order only once the one in the hole was mapped by whoever is there.
-  std::atomic<bool> opened{false};
   auto old = Attach("old");
   absl::Status open;
-  std::thread opening([&] {
-    open = old->Open(OpenRequest("a"));
-    opened = true;
-  });
-  while (!opened) Settle({a.get()});
-  opening.join();
+  WhileEnginesGoOn({a.get()}, [&] { open = old->Open(OpenRequest("a")); });
   ASSERT_TRUE(open.ok()) << open;
   Settle({a.get(), old.get()});
   std::vector<uint32_t> slabs;

@@ -1,5 +1,4 @@
 // Who gives memory to whom where spaces are of several classes.
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -278,14 +277,8 @@ TEST_F(HolesOfClassesTest, AGuaranteeHasHolesFilledByAHigherClass) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
   EXPECT_THAT(std::string(refused.message()), HasSubstr("of class interactive, above batch"));
   request.set_guaranteed_blocks(1);
-  std::atomic<bool> over{false};
   absl::Status opened;
-  std::thread opening([&] {
-    opened = old->Open(request);
-    over = true;
-  });
-  while (!over) Settle({a.get(), high.get()});
-  opening.join();
+  WhileEnginesGoOn({a.get(), high.get()}, [&] { opened = old->Open(request); });
   EXPECT_TRUE(opened.ok()) << opened;
   EXPECT_EQ(Space(0).slabs, 1);
   EXPECT_EQ(Space(1).slabs, 5);

@@ -2,6 +2,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -140,17 +141,16 @@ TEST_F(ReserveTest, AnOpeningWaitsForASlabThatIsOnItsWayToOthers) {
   a->Release({rest.blocks().begin(), rest.blocks().end()});
   ASSERT_EQ(Used(), 4 * kSlabBlocks * kBlockBytes);
   ASSERT_LT(a->peer->ready().back().capacity_blocks(), 4 * kSlabBlocks);
-  std::atomic<bool> over{false};
   absl::Status status;
   std::unique_ptr<Engine> b;
-  std::thread opening([&] {
+  std::atomic<bool> over{false};
+  const std::future<void> opening = std::async(std::launch::async, [&] {
     status = OpenB(10, &b);
     over = true;
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   EXPECT_FALSE(over);
-  while (!over) Settle({a.get()});
-  opening.join();
+  WhileEnginesGoOn({a.get()}, [&] { opening.wait(); });
   EXPECT_TRUE(status.ok()) << status;
 }
 
