@@ -49,8 +49,13 @@ struct Effort {
   int rounds = 21;
   int warmups = 3;
 };
-constexpr Effort kQuick = {
-    .layers = 2, .tokens = 256, .pass_tokens = 128, .candidates = 20000, .copy_bytes = 1 << 20, .rounds = 3};
+constexpr Effort kQuick = {.layers = 2,
+                           .tokens = 256,
+                           .pass_tokens = 128,
+                           .candidates = 20000,
+                           .copy_bytes = 1 << 20,
+                           .rounds = 1,
+                           .warmups = 0};
 constexpr uint32_t kKvHeads = 8, kHeadDim = 128, kTokensPerBlock = 16, kQueryHeads = 32, kQueries = 64;
 constexpr uint32_t kHiddenDim = 64;          // Weights of learned policies grow with it.
 constexpr uint64_t kMostWeights = 64 << 20;  // floats
@@ -269,7 +274,7 @@ class Timings {
 
   // What has no target is measured fewer times: once, where only the kernels' counts are of interest.
   absl::StatusOr<double> Once(const std::function<absl::StatusOr<double>()>& measure) const {
-    return Median(measure, effort_.warmups / 3, effort_.rounds / 3);
+    return Median(measure, effort_.warmups / 3, std::max(1, effort_.rounds / 3));
   }
   absl::StatusOr<double> Median(const std::function<absl::StatusOr<double>()>& measure) const {
     return Median(measure, effort_.warmups, effort_.rounds);

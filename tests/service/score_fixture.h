@@ -16,6 +16,8 @@
 namespace kvpool {
 
 inline constexpr uint32_t kLayers = 2, kHeads = 2, kTokens = 4, kDim = 4;
+// Two query heads read a kv head.
+inline constexpr uint32_t kQueries = 2, kGroup = 2, kQueryHeads = kGroup * kHeads;
 inline constexpr uint32_t kScoredSlabBlocks = 32;
 inline constexpr uint64_t kScoredBlockBytes = 64 << 10;
 

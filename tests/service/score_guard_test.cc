@@ -15,8 +15,6 @@
 namespace kvpool {
 namespace {
 
-constexpr uint32_t kQueryHeads = 4, kQueries = 2;  // Two query heads read a kv head.
-
 v1::Signals* SignalsOf(v1::Operation* operation) {
   return operation->has_prune() ? operation->mutable_prune()->mutable_signals()
                                 : operation->mutable_compact()->mutable_signals();

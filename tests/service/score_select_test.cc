@@ -12,7 +12,7 @@ namespace {
 
 using Refs = std::vector<uint64_t>;
 
-constexpr uint32_t kSequenceBlocks = 6, kQueries = 2, kGroup = 2, kQueryHeads = kGroup * kHeads;
+constexpr uint32_t kSequenceBlocks = 6;
 
 class SelectTest : public ScoreTest {
  protected:

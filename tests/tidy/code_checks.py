@@ -72,6 +72,8 @@ def _names_of_its_own(text: str) -> set[str]:
     """What a source defines outside functions and classes, without `::`: constants, types, and functions with what they take."""
     text = without_comments(text)
     names = set(re.findall(r"^(?:static )?const(?:expr|init)? [^;=({]*?\b(k\w+)\s*[{=\[]", text, re.MULTILINE))
+    for others in re.findall(r"^(?:static )?const(?:expr|init)? [^;({]*?=([^;{]*,[^;{]*);", text, re.MULTILINE):
+        names |= set(re.findall(r",\s*(k\w+)\s*=(?!=)", others))
     names |= set(re.findall(r"^(?:class|struct|enum class|enum) (\w+)(?: final)?(?: : [^;{]*)? \{", text, re.MULTILINE))
     for name, takes in re.findall(r"^(?!\s|extern|template|TEST|using|return)[\w:<>,*& ]*[*&> ](\w+)\(([^;{}]*)\)[^;{}()]*\{", text, re.MULTILINE):
         names.add(f"{name}({' '.join(takes.split())})")

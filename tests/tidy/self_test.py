@@ -91,14 +91,14 @@ class TidyTest(unittest.TestCase):
     def test_names_that_two_sources_of_a_target_have(self):
         self.expect(self.check(code_checks.own_names, {
             "server/CMakeLists.txt": "add_library(a a.cc b.cc)\nadd_library(c c.cc d.cc)\n",
-            "server/a.cc": "constexpr int kA = 1;\nstruct B {\n};\nint F(int a) {\n}\nint X::G(int a) {\n}\nvoid H(int) {\n}\n",
-            "server/b.cc": "constexpr char kA[] = {};\nstruct B;\nstatic int F(int a) {\n  constexpr int kI = 2;\n}\n"
+            "server/a.cc": "constexpr int kA = 1, kC = 2;\nstruct B {\n};\nint F(int a) {\n}\nint X::G(int a) {\n}\nvoid H(int) {\n}\n",
+            "server/b.cc": "constexpr char kA[] = {};\nconstexpr int kC = F(kA);\nstruct B;\nstatic int F(int a) {\n  constexpr int kI = 2;\n}\n"
                            "int Y::G(int a) {\n}\nvoid H(char) {\n}\n",
             "server/c.cc": "constexpr int kA = 1;\n",
             "server/d.h": "inline constexpr int kA = 2;\n",
             "server/d.cc": '#include "server/d.h"\n'}),
             "server/b.cc: F(int a) is also in server/a.cc, of the same target a", "server/b.cc: kA is also in server/a.cc",
-            "server/c.cc: kA hides that of server/d.h, in sources of the same target c")
+            "server/b.cc: kC is also in server/a.cc", "server/c.cc: kA hides that of server/d.h, in sources of the same target c")
 
     def test_programs_that_ctest_does_not_know(self):
         self.expect(self.check(code_checks.test_programs_are_run, {
