@@ -97,6 +97,7 @@ TEST(Replay, HitsWhatTheExactSimulationHits) {
 // What does not fit into the pool comes back from the tier, through kills of the daemon and of engines, and not one byte is
 // wrong.
 TEST(Replay, ATierKeepsWhatThePoolCannotThroughKills) {
+  constexpr int kRequests = KVPOOL_SANITIZED ? 300 : 600;
   for (const bool keeper : {false, true}) {
     const TemporaryDirectory folder;
     std::vector<std::string> arguments = {
@@ -104,10 +105,10 @@ TEST(Replay, ATierKeepsWhatThePoolCannotThroughKills) {
         "--blocks=600",
         "--workload=conversation",
         "--seed=5",
-        "--requests=600",
+        absl::StrCat("--requests=", kRequests),
         "--time-scale=.01",  // What is computed is written before it leaves.
         "--engines=2",
-        absl::StrCat("--kill-daemon-every=", keeper ? 60 : 350),
+        absl::StrCat("--kill-daemon-every=", keeper ? kRequests / 10 : kRequests * 7 / 12),
         "--kill-every=100",
         "--wait-ms=60000",
         "--daemon-flag=--tier=file:" + folder.path() + "/tier,capacity=256MiB"};
