@@ -2,7 +2,7 @@
 # Checks all that this machine can, starting from nothing: packages, builds, tests, sanitizers, dashboards.
 # Usage: tests/run.sh [--quick] [REGEX]
 #
-#   --quick   the release build and its tests only (without --quick: about 50 minutes on two cores, from nothing)
+#   --quick   the release build and its tests only (without --quick: about 45 minutes on two cores, from nothing)
 #   REGEX     run only the tests whose names match, as ctest -R does
 #
 # Prints what it does, then a table of what passed, what failed, and what was not run and why. Logs are in
