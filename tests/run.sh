@@ -41,8 +41,8 @@ not_run() {
   printf 'skipped\t0\t%s\n' "$2" >"$results/$1.check"
 }
 
-# run_ctest PRESET ARGUMENT...: runs the tests of one build, more at a time than there are cores, as many wait: under sanitizers, too,
-# two thirds of a core's time were used. Each has a time limit, so that one that hangs does not stop the rest.
+# run_ctest PRESET ARGUMENT...: runs the tests of one build, twice as many at a time as there are cores, since many wait. Each has a time
+# limit, so that one that hangs does not stop the rest.
 run_ctest() {
   local preset=$1
   shift

@@ -133,7 +133,7 @@ TEST_P(DiaryTest, PoolAndModelAgree) {
   const Setting& setting = GetParam();
   const char* const given = std::getenv("KVPOOL_DIARY_SEED");
   const uint64_t first_seed = given == nullptr ? 1 : std::strtoull(given, nullptr, 10);
-  const uint32_t diaries = setting.diaries == 0 ? kDiaries : setting.diaries;
+  const uint32_t diaries = setting.diaries == 0 ? kDiaries : std::min(kDiaries, setting.diaries);
   std::printf("seeds %lu to %lu (KVPOOL_DIARY_SEED sets the first), %u steps each\n", first_seed,
               first_seed + diaries - 1, kStepsPerDiary);
   SharedReport report;
@@ -153,8 +153,8 @@ TEST_P(DiaryTest, PoolAndModelAgree) {
            << text;
   }
   std::printf("%lu blocks moved\n", moved);
-  // Three diaries, as a sanitizer's build plays them, may move none of four blocks.
-  if (setting.diaries == 0 && setting.blocks > 4) EXPECT_GT(moved, 0u);
+  // One diary, as a sanitizer's build plays it, may move none.
+  if (diaries > 2 && setting.blocks > 4) EXPECT_GT(moved, 0u);
 }
 
 // Some pools are so small that everything collides, others have room for long chains.

@@ -109,7 +109,7 @@ class GiveBackTest : public GrowthTest {
     });
     while (!done) {
       Settle(engines);
-      clock_.Advance(1);
+      clock_.Advance(10);
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     thread.join();

@@ -1323,6 +1323,7 @@ TEST_F(HolesTest, ForAnEngineThatTakesNoHolesOnlyTheLastSlabGoes) {
 }
 
 TEST_F(HolesTest, AHoleIsFilledForAnEngineThatTakesNone) {
+  options_.give_back_ms = 5000;
   const auto a = Full(4);
   const uint64_t held = Hold(a.get(), 3);
   std::unique_ptr<Engine> b;

@@ -68,12 +68,16 @@ def sources_are_built(tree: Tree, compiled: Sequence[str] = ()) -> list[str]:
     return [f"{name}: no target builds it" for name in tree.files(".cc", ".cu") if name not in mentioned]
 
 
+def _constants(text: str, kind: str) -> set[str]:
+    """The constants of lines that begin with these words, also where one line has several."""
+    return {name for line in re.findall(rf"^{kind} ([^;(]*?\bk\w+\s*[{{=\[][^;]*)", text, re.MULTILINE)
+            for name in re.findall(r"(?:^[^={(]*?|,\s*)\b(k[A-Z]\w*)\s*(?:=(?!=)|\{|\[)", line)}
+
+
 def _names_of_its_own(text: str) -> set[str]:
     """What a source defines outside functions and classes, without `::`: constants, types, and functions with what they take."""
     text = without_comments(text)
-    names = set(re.findall(r"^(?:static )?const(?:expr|init)? [^;=({]*?\b(k\w+)\s*[{=\[]", text, re.MULTILINE))
-    for others in re.findall(r"^(?:static )?const(?:expr|init)? [^;({]*?=([^;{]*,[^;{]*);", text, re.MULTILINE):
-        names |= set(re.findall(r",\s*(k\w+)\s*=(?!=)", others))
+    names = _constants(text, r"(?:static )?const(?:expr|init)?")
     names |= set(re.findall(r"^(?:class|struct|enum class|enum) (\w+)(?: final)?(?: : [^;{]*)? \{", text, re.MULTILINE))
     for name, takes in re.findall(r"^(?!\s|extern|template|TEST|using|return)[\w:<>,*& ]*[*&> ](\w+)\(([^;{}]*)\)[^;{}()]*\{", text, re.MULTILINE):
         names.add(f"{name}({' '.join(takes.split())})")
@@ -89,7 +93,7 @@ def _constants_it_includes(tree: Tree, text: str) -> dict[str, str]:
     """The constants that the headers which a source names have in its namespace or in one around it, and which header has each."""
     return {constant: header for header in re.findall(r'^#include "([^"]+)"', text, re.MULTILINE)
             if tree.exists(header) and f"{_namespace_of(text)}::".startswith(_namespace_of(tree.text(header)))
-            for constant in re.findall(r"^inline constexpr [^;=({]*?\b(k\w+)\s*[{=\[]", tree.text(header), re.MULTILINE)}
+            for constant in _constants(tree.text(header), "inline constexpr")}
 
 
 def own_names(tree: Tree) -> list[str]:

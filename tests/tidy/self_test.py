@@ -95,7 +95,7 @@ class TidyTest(unittest.TestCase):
             "server/b.cc": "constexpr char kA[] = {};\nconstexpr int kC = F(kA);\nstruct B;\nstatic int F(int a) {\n  constexpr int kI = 2;\n}\n"
                            "int Y::G(int a) {\n}\nvoid H(char) {\n}\n",
             "server/c.cc": "constexpr int kA = 1;\n",
-            "server/d.h": "inline constexpr int kA = 2;\n",
+            "server/d.h": "inline constexpr int kZ{1}, kA = 2;\n",
             "server/d.cc": '#include "server/d.h"\n'}),
             "server/b.cc: F(int a) is also in server/a.cc, of the same target a", "server/b.cc: kA is also in server/a.cc",
             "server/b.cc: kC is also in server/a.cc", "server/c.cc: kA hides that of server/d.h, in sources of the same target c")
