@@ -16,7 +16,6 @@
 #include "proto/support/named_thread.h"
 #include "proto/support/status_macros.h"
 #include "proto/support/step_frames.h"
-#include "server/base/clock.h"
 #include "server/base/peer_process.h"
 #include "server/base/sockets.h"
 

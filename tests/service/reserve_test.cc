@@ -143,13 +143,8 @@ TEST_F(ReserveTest, AnOpeningWaitsForASlabThatIsOnItsWayToOthers) {
   ASSERT_LT(a->peer->ready().back().capacity_blocks(), 4 * kSlabBlocks);
   absl::Status status;
   std::unique_ptr<Engine> b;
-  std::atomic<bool> over{false};
-  const std::future<void> opening = std::async(std::launch::async, [&] {
-    status = OpenB(10, &b);
-    over = true;
-  });
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  EXPECT_FALSE(over);
+  const std::future<void> opening = std::async(std::launch::async, [&] { status = OpenB(10, &b); });
+  EXPECT_EQ(opening.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
   WhileEnginesGoOn({a.get()}, [&] { opening.wait(); });
   EXPECT_TRUE(status.ok()) << status;
 }
